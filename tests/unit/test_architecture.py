@@ -151,7 +151,9 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "zstandard": ("repo/", "images/decompress.py", "images/shared.py", "integrations/langgraph/"),
     "xxhash": ("repo/",),
     "h11": ("gateway/",),
-    "httpx2": ("gateway/forward.py", "page/passing.py"),
+    "python_multipart": ("integrations/e2b/inside/transfers.py",),
+    "websockets": ("integrations/e2b/traffic.py",),
+    "httpx2": ("gateway/forward.py", "page/passing.py", "integrations/e2b/traffic.py"),
     "re2": ("engine/folders/ignore.py",),
     "click": ("cli/",),
     "rich": ("cli/",),
@@ -163,8 +165,8 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "inspect_ai": ("integrations/inspect_ai/",),
     "mcp": ("integrations/mcp/",),
     "mcp_types": ("integrations/mcp/",),  # comes with mcp
-    "uvicorn": ("daemon/", "page/server.py", "integrations/mcp/"),
-    "starlette": ("daemon/", "page/", "integrations/mcp/"),  # comes with fastapi
+    "uvicorn": ("daemon/", "page/server.py", "integrations/mcp/", "integrations/e2b/"),
+    "starlette": ("daemon/", "page/", "integrations/mcp/", "integrations/e2b/"),  # comes with fastapi
     "pydantic": (
         "daemon/",
         "engine/transfer/trajectories/",

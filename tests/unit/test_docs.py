@@ -21,7 +21,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 INLINE = re.compile(r"`(?:\$ )?snapshotd ([^`\n]+)`")
 FENCED = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCK_LINE = re.compile(r"^\s*(?:\$ |sudo )?snapshotd (.+)$", re.MULTILINE)
-OPTION = re.compile(r"(?<![\w-])(--?[a-z][a-z-]*)")
+OPTION = re.compile(r"(?<![\w-])(--?[a-z][a-z0-9-]*)")
 
 
 def finder_rows() -> list[tuple[str, list[str]]]:
@@ -150,6 +150,7 @@ EXECUTED = {
     "commands.md": "test_commands_doc.py",
     "ci.md": "test_ci.py",
     "install.md": "test_install_doc.py",
+    "integrations/e2b.md": "test_e2b.py",
     "integrations/mcp.md": "test_mcp.py",
     "examples/ci/job.sh": "test_ci.py",
 }
@@ -157,6 +158,7 @@ EXECUTED = {
 
 ON_NO_PAGE = {
     "mcp": "speaks a protocol to a program: tests/e2e/test_mcp.py is that program",
+    "serve": "runs until it is ended: tests/e2e/test_e2b.py starts it",
     "setup": "installs packages on the machine that runs the tests",
     "ui": "tests/e2e/test_page.py drives it in a browser",
 }

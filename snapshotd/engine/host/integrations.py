@@ -84,6 +84,14 @@ INTEGRATIONS = {
             "a saver and a store for LangGraph",
         ),
         Integration(
+            "e2b",
+            "python-multipart",
+            (0, 0, 20),
+            (1,),
+            "snapshotd.integrations.e2b.server",
+            "`snapshotd serve --e2b`, for E2B's SDKs and what is built on them",
+        ),
+        Integration(
             "mcp",
             "mcp",
             (2, 3),

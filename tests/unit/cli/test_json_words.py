@@ -43,7 +43,7 @@ def leaves() -> set[str]:
         command = group.get_command(context, name)
         children = command.commands if isinstance(command, click.Group) else {"": command}
         found |= {f"{name} {child}".strip() for child in children}
-    return found - {"shell", "completion", "ui", "mcp"} - ELSEWHERE
+    return found - {"shell", "completion", "ui", "mcp", "serve"} - ELSEWHERE
 
 
 def named(line: list[str]) -> str:
