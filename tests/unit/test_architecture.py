@@ -84,7 +84,11 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ),
     ),
     "repo": (("upkeep",), ("writing",), ("reading",), ("format", "spool", "spool_format"), ("base", "key")),
-    "daemon": (("children", "hook_places", "hooks", "host", "library", "lock", "logs", "server", "wiring"), ("http",)),
+    "daemon": (
+        ("children", "hook_places", "hooks", "host", "library", "lock", "logs", "server", "wiring"),
+        ("http",),
+        ("access",),
+    ),
     "cli": (
         ("main", "reference"),
         ("habits",),
