@@ -59,6 +59,9 @@ _STATE_NAMES = {
     "secrets.db",
     "secrets.db-wal",
     "secrets.db-shm",
+    "find.db",
+    "find.db-wal",
+    "find.db-shm",
     *(["namespace"] if way.WAY else []),
 }
 _REPO_NAMES = {

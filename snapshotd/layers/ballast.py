@@ -12,8 +12,9 @@ before the free space is used up (first the blocks below, then the ballast's end
 (first the ballast, then holes are punched: this gives the space back to the disk). On a full disk XFS itself is full, and
 whoever writes is told so.
 
-Half of what the disk has left is kept ahead, up to `MAX_BYTES`: that much can be written at once, before the thread has
-looked again.
+That much is kept ahead as can be written at once, before the thread has looked again: half of what the disk has left, up
+to 1 GiB; on a disk with more than 32 GiB left a thirty-second of it, up to `MAX_BYTES`. So many daemons on a disk do not
+fill it with what each keeps.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from snapshotd.kernel import files
 
 NAME, SPARE = ".ballast", ".spare"
 MAX_BYTES = 4 << 30
+_ENOUGH_BYTES = 1 << 30
+_LARGE_SHARE = 32
 MIN_BYTES = 16 << 20
 """Not given back even on a disk that is full: steps that remove things need some space, too."""
 SPARE_BYTES = 4 << 20
@@ -89,7 +92,7 @@ class Ballast:
         """Make it true that every block outside of the ballast is allocated. False where the disk below cannot do it."""
         try:
             free = self._free()
-            self._grow(free - min(self._disk_free() // 2, MAX_BYTES, free))
+            self._grow(free - min(_ahead(self._disk_free()), free))
             for _, physical, size in self._extents(0, os.fstat(self._file).st_size):
                 files.punch_hole(self._image, physical, size)  # a daemon was killed in the middle of a change
             if not self._back():
@@ -128,7 +131,7 @@ class Ballast:
         free, below = self._free(), self._disk_free()
         if free > 4 * SPARE_BYTES:
             self._make_spare()
-        wanted = max(min((free + below) // 2, MAX_BYTES), MIN_BYTES)
+        wanted = max(_ahead(free + below), MIN_BYTES)
         slop = max(wanted // 8, 2 * _BLOCK_BYTES)
         if free < wanted - slop:
             return self._shrink(min(wanted - free, below))
@@ -209,3 +212,8 @@ class Ballast:
     def _disk_free(self) -> int:
         st = os.fstatvfs(self._image)
         return st.f_bavail * st.f_frsize
+
+
+def _ahead(left: int) -> int:
+    """Bytes to keep ahead where the disk has `left`."""
+    return min(left // 2, max(_ENOUGH_BYTES, left // _LARGE_SHARE), MAX_BYTES)

@@ -47,6 +47,7 @@ def test_an_agent_gets_a_snapshot_per_call_with_its_conversation(snap: Snap, run
     assert [s["files"]["added"] for s in log[1:4]] == [1, 1, 1]
     assert all(s["parent"] == before["id"] for before, s in itertools.pairwise(log))
     assert set(log[0]) == {
+        "kind",
         "id",
         "parent",
         "trajectory",
