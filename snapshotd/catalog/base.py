@@ -30,6 +30,7 @@ from snapshotd.catalog.parts import (
     RequestTable,
     TrajectoryTotals,
 )
+from snapshotd.catalog.tenancy import present_tenant, seen_by
 from snapshotd.types import (
     BlobID,
     CallID,
@@ -63,6 +64,8 @@ __all__ = [
     "RequestTable",
     "SnapshotRow",
     "TrajectoryTotals",
+    "present_tenant",
+    "seen_by",
 ]
 
 
@@ -134,6 +137,10 @@ class Catalog(ABC):
     @abstractmethod
     def trajectories(self, status: TrajectoryStatus | None = None) -> list[Trajectory]:
         """All, or those in one status; oldest first."""
+
+    @abstractmethod
+    def trajectories_of(self, tenant: str, among: TrajectoryID | None = None) -> set[TrajectoryID]:
+        """The ids of a tenant's trajectories: all, or the one of `among` if it is one. Folders of users are nobody's."""
 
     @abstractmethod
     def set_status(self, trajectory_id: TrajectoryID, status: TrajectoryStatus, exit_code: int | None = None) -> None:
@@ -341,7 +348,8 @@ class Catalog(ABC):
 
     @abstractmethod
     def resolve_snapshot(self, ref: str) -> Snapshot:
-        """By tag, unique id prefix (>= 4 characters), or a trajectory's name or unique id prefix (its head).
+        """Within what the present tenant sees (`seen_by`): by tag, unique id prefix (>= 4 characters), or a trajectory's name
+        or unique id prefix (its head).
         An exact id wins over all, a tag or name over a prefix. NotFound; Ambiguous lists up to five candidates, or both
         that an older version gave one name; so it is for a name and a prefix that are the same."""
 
@@ -353,11 +361,12 @@ class Catalog(ABC):
     @abstractmethod
     def tag(self, snapshot_id: SnapshotID, name: str, *, move: bool = False, request: RequestKey | None = None) -> None:
         """Give a snapshot a tag. Conflict when another snapshot has it, unless `move`, or when a trajectory has that
-        name; UsageError when the name is malformed, or could be taken for an id."""
+        name, or it is of a thing that the present tenant does not see; UsageError when the name is malformed, or could be
+        taken for an id."""
 
     @abstractmethod
     def untag(self, name: str) -> None:
-        """Remove a tag. NotFound."""
+        """Remove a tag. NotFound: there is none that the present tenant sees."""
 
     @abstractmethod
     def tags(self) -> dict[str, SnapshotID]:
