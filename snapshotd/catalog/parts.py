@@ -213,7 +213,7 @@ class ExperimentTable(ABC):
 
     @abstractmethod
     def list(self) -> Sequence[Experiment]:
-        """Those that the present tenant sees, in the order of their names."""
+        """All that the present tenant sees, in the order of their names."""
 
     @abstractmethod
     def get(self, name: str) -> Experiment:

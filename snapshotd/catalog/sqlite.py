@@ -26,7 +26,7 @@ from snapshotd.catalog.tables.figures import SqliteFigures
 from snapshotd.catalog.tables.images import SqliteImages
 from snapshotd.catalog.tables.requests import SqliteRequests, add_request
 from snapshotd.catalog.tables.values import SqliteValues
-from snapshotd.catalog.tenancy import owned
+from snapshotd.catalog.tenancy import trajectories_of
 from snapshotd.sqlite import Row, Value
 from snapshotd.types import (
     BlobID,
@@ -122,13 +122,7 @@ class SqliteCatalog(Catalog):
         return [rows.decode_trajectory(row) for row in self._db.read(rows.TRAJECTORY_SELECT + where, values)]
 
     def trajectories_of(self, tenant: str, among: TrajectoryID | None = None) -> set[TrajectoryID]:
-        condition, values = owned(tenant)
-        return {
-            TrajectoryID(row[0])
-            for row in self._db.read(
-                f"SELECT t.id FROM trajectories t WHERE t.id = coalesce(?, t.id) AND {condition}", (among, *values)
-            )
-        }
+        return trajectories_of(self._db, tenant, among)
 
     def set_status(self, trajectory_id: TrajectoryID, status: TrajectoryStatus, exit_code: int | None = None) -> None:
         self._update("status = ?, exit_code = coalesce(?, exit_code)", status.value, exit_code, trajectory_id)

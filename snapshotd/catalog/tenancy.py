@@ -2,7 +2,7 @@
 
 A caller of one tenant resolves refs as if there were nothing else in the catalog. Only looking by a ref, or by the name of
 an approval or experiment, is narrowed: by exact id, and in lists, the engine sees everything, since its own work (a prune,
-a name that is taken) is about all tenants. Folders of users belong to nobody's tenant: they are files of this machine.
+a name that is taken) is about all tenants. A user's folder belongs to no tenant: it is of this machine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextvars import ContextVar
 
 from snapshotd.sqlite import Database, Value
 from snapshotd.terms import DEFAULT_TENANT, TENANT_VARIABLE
-from snapshotd.types import FOLDER
+from snapshotd.types import FOLDER, TrajectoryID
 
 _present: ContextVar[str | None] = ContextVar("tenant", default=None)
 _OWNED = (
@@ -51,3 +51,10 @@ def is_own(db: Database, trajectory_id: str) -> bool:
         return True
     where = f"WHERE t.id = ? AND {condition}"
     return db.read_one(f"SELECT 1 FROM trajectories t {where}", (trajectory_id, *values)) is not None
+
+
+def trajectories_of(db: Database, tenant: str, among: TrajectoryID | None) -> set[TrajectoryID]:
+    """See `Catalog.trajectories_of`."""
+    condition, values = owned(tenant)
+    where = f"WHERE t.id = coalesce(?, t.id) AND {condition}"
+    return {TrajectoryID(row[0]) for row in db.read(f"SELECT t.id FROM trajectories t {where}", (among, *values))}

@@ -151,7 +151,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "botocore": ("store/s3.py",),  # comes with boto3
     "ahocorasick_rs": ("secrets/needles.py",),
     "blake3": ("repo/", "secrets/key.py", "integrations/langgraph/"),
-    "cryptography": ("secrets/vault.py", "client/bundles/sealing.py"),
+    "cryptography": ("secrets/vault.py", "client/bundles/sealing.py", "daemon/access/certificate.py"),
     "zstandard": ("repo/", "images/decompress.py", "images/shared.py", "integrations/langgraph/"),
     "xxhash": ("repo/",),
     "h11": ("gateway/",),

@@ -101,4 +101,4 @@ def test_no_password_is_shown() -> None:
     found = read(environ={"DOCKER_HOST": "tcp://user:secret@elsewhere:2375", "SNAPSHOTD_STORE": "s3://bucket/prefix"})
     shown = found.shown()
     assert (shown["DOCKER_HOST"], shown["SNAPSHOTD_STORE"]) == ("tcp://elsewhere:2375", "s3://bucket/prefix")
-    assert list(shown) == [item.metadata["variable"] for item in settings()]
+    assert list(shown) == [item.metadata["variable"] for item in settings() if item.name != "token"]

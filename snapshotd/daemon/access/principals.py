@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import pwd
 from dataclasses import dataclass
 from typing import Final
 
-from snapshotd.api.operations import ADMIN, APPROVE, READ, RUN, Scope
+from snapshotd.api.access import Scope
+from snapshotd.api.operations import ADMIN, APPROVE, READ, RUN
 from snapshotd.errors import NotPermitted
 
+PRINCIPAL = "principal"
+"""Field of a request's state (`request.state`) with its caller."""
 GRANTS: Final[dict[Scope, frozenset[Scope]]] = {
     READ: frozenset({READ}),
     RUN: frozenset({READ, RUN}),
@@ -36,6 +41,11 @@ class Principal:
             )
 
 
-def local_principal(user: str) -> Principal:
-    """A user of the daemon's own socket."""
-    return Principal(user, GRANTS[ADMIN], None)
+@functools.cache
+def local_principal(uid: int) -> Principal:
+    """A user of the daemon's own socket. Its name is a number if it has no other here."""
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        name = str(uid)
+    return Principal(name, GRANTS[ADMIN], None)

@@ -20,7 +20,7 @@ class ImageService:
         """The image that a sandbox of this image name would start from, made first if need be. NotFound."""
         if self._context.runtime("auto").name == NO_ISOLATION:
             return self._context.images.empty((), "/workspace")
-        return self._context.images.ensure(name, progress)
+        return self._context.ensure_image(name, progress)
 
     def build(self, recipe: str, name: str | None, progress: ProgressSink) -> Image:
         """From a recipe folder, or the name of one that comes with snapshotd (`default`, `minimal`, ...). Reuses an

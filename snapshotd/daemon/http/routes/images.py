@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from starlette.responses import Response
 
 from snapshotd.api import operations
 from snapshotd.api.storage import EnsureImageRequest, ImageRequest
+from snapshotd.catalog.base import present_tenant
 from snapshotd.daemon.http import streams
 from snapshotd.daemon.http.routes.shared import Service, ServiceDep, handles
 from snapshotd.engine.base import ProgressSink
@@ -19,7 +21,8 @@ _SAYS = 'Lines: `{"event":"progress","message"}`, at last `{"event":"result","im
 
 @handles(operations.IMAGES)
 def images(service: ServiceDep) -> list[Image]:
-    return service.engine.images.list()
+    found = service.engine.images.list()
+    return found if present_tenant() is None else [replace(image, source="") for image in found]
 
 
 @handles(operations.ENSURE_IMAGE, says=_SAYS)

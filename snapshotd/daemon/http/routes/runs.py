@@ -29,6 +29,7 @@ from snapshotd.daemon.http.routes.shared import (
     handles,
     once,
     once_unless_abandoned,
+    own,
     step_once,
 )
 from snapshotd.engine.base import STREAMS, Caller, ExecResult, Forked, OutputSink, SandboxInfo, Stream, output_event
@@ -79,7 +80,7 @@ async def create(request: Request, body: CreateRequest, service: ServiceDep, nam
 @handles(operations.SANDBOXES)
 def sandboxes(service: ServiceDep) -> list[SandboxInfo]:
     """The live sandboxes."""
-    return service.engine.runs.sandboxes()
+    return own(service, service.engine.runs.sandboxes(), lambda one: one.trajectory.id)
 
 
 @handles(operations.RUN_AGENT)
@@ -106,7 +107,7 @@ async def run(request: Request, body: RunAgentRequest, service: ServiceDep, name
 
 @handles(operations.TRAJECTORIES)
 def trajectories(service: ServiceDep) -> list[Trajectory]:
-    return service.engine.snapshots.trajectories()
+    return own(service, service.engine.snapshots.trajectories(), lambda one: one.id)
 
 
 @handles(operations.TRAJECTORY)
@@ -136,7 +137,8 @@ def log(
 def overview(service: ServiceDep, trajectory: Annotated[str | None, Query()] = None) -> Response:
     """All trajectories as a list or a tree shows them, oldest first; with `trajectory` that one alone."""
     chosen = None if trajectory is None else check_ref(trajectory, "trajectory")
-    return streams.listed(service.engine.snapshots.overview(chosen))
+    found = own(service, service.engine.snapshots.overview(chosen), lambda one: one.trajectory.id)
+    return streams.listed(found)
 
 
 @handles(operations.FIND)
