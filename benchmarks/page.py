@@ -171,7 +171,7 @@ def looking(context: BrowserContext, origin: str, rounds: int) -> dict[str, Any]
     began = page.evaluate("performance.now()")
     row.click()
     page.get_by_role("tab", name="output").click()
-    report["large output"] = {"ms": page.evaluate(f"{PAINTED}('.lines .space div div')") - began, **memory(page)}
+    report["large output"] = {"ms": page.evaluate(f"{PAINTED}('.lines .slot div')") - began, **memory(page)}
     page.close()
     return report
 

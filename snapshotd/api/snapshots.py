@@ -104,6 +104,9 @@ class SnapshotInfo(ApiRecord):
     side_effect: Annotated[str, OneOf("local", "idempotent", "irreversible")] | None = None
     """The effect of a second run of its call. Null: its call is in no journal, or the answer is not about one snapshot or a
     log."""
+    sub_agent: str | None = None
+    """The sub-agent that made its call: the number of its conversation behind the gateway, or what its client calls it. Null as
+    `side_effect`, or where the agent itself made it."""
     model_use: ModelUseInfo | None = None
     """The model calls that came before its call and after the one before. Null as `side_effect`, or where there were none."""
     kind: Annotated[str, OneOf("call", "marker")] | None = None

@@ -263,10 +263,12 @@ class TrajectoryTotals:
 
 @dataclass(frozen=True, slots=True)
 class CallFacts:
-    """The part of a snapshot that its journal entries tell. `side_effect`: of its call; None if that is in no journal."""
+    """The part of a snapshot that its journal entries tell. `side_effect`: of its call; None if that is in no journal.
+    `sub_agent`: the one that made the call; None if the agent itself did. `model`: the model calls before it."""
 
-    side_effect: SideEffect | None
-    model: ModelUse | None
+    side_effect: SideEffect | None = None
+    sub_agent: str | None = None
+    model: ModelUse | None = None
 
 
 class NumberedSnapshot(NamedTuple):

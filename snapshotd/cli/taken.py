@@ -98,5 +98,6 @@ def details_json(item: SnapshotInfo) -> dict[str, Any]:
         "layers": item.layers,
         "follows": item.follows,
         "side_effect": item.side_effect,
+        "sub_agent": item.sub_agent,
         "model_use": None if item.model_use is None else dataclasses.asdict(item.model_use),
     }

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from snapshotd.catalog.base import CallFacts
 from snapshotd.engine.caller import STREAMS as STREAMS
 from snapshotd.engine.caller import Caller as Caller
 from snapshotd.engine.caller import Stream as Stream
@@ -26,7 +27,6 @@ from snapshotd.types import (
     Message,
     ModelUse,
     Network,
-    SideEffect,
     Snapshot,
     SnapshotID,
     ToolCall,
@@ -181,12 +181,10 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class LookedAt:
-    """A snapshot with what its journal entries tell: the side effect of its call, the model calls before it, and True in
-    `marker` if it is of no call (`engine/markers.py`)."""
+    """A snapshot with what its journal entries tell, and True in `marker` if it is of no call (`engine/markers.py`)."""
 
     snapshot: Snapshot
-    side_effect: SideEffect | None
-    model: ModelUse | None
+    facts: CallFacts
     marker: bool
 
 

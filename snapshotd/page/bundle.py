@@ -1,5 +1,5 @@
-"""The page as one HTML file: its modules joined in the order in which a browser would run them, its style, and data in
-place of a daemon. No build step: the modules are the ones that the server gives.
+"""The page's modules as one script, in the order in which a browser would run them: a browser asks for one file instead of
+thirty, one import behind the other. And the page as one HTML file, with its style, and data in place of a daemon.
 
 All modules share one scope, so a name at the top of one must not be at the top of another (a browser refuses such a file,
 and so the test of the export fails).
@@ -23,7 +23,7 @@ _REEXPORT = re.compile(r"^export \{[^}]*\};\n", re.MULTILINE)
 
 def join_page(data: dict[str, Any], title: str) -> str:
     """The text of the file. `data` is `Saved` in static/saved.js."""
-    script = _join_modules("main.js", "vendor/xterm.mjs")
+    script = join_script()
     style = (_STATIC / "style.css").read_text()
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
@@ -41,10 +41,10 @@ def join_page(data: dict[str, Any], title: str) -> str:
     )
 
 
-def _join_modules(first: str, *left_out: str) -> str:
-    """The text of a module and of all that it imports, each behind what it imports itself."""
+def join_script() -> str:
+    """The text of main.js and of all that it imports, each behind what it imports itself."""
     joined: dict[str, str] = {}
-    begun = set(left_out)
+    begun: set[str] = set()
 
     def add(name: str) -> None:
         if name in begun:
@@ -59,7 +59,7 @@ def _join_modules(first: str, *left_out: str) -> str:
             else _EXPORT.sub("", _REEXPORT.sub("", _IMPORT.sub("", text)))
         )
 
-    add(first)
+    add("main.js")
     script = "\n".join(joined.values())
     # A script ends where a browser reads one of these, in a string too.
     return re.sub(r"<(?=/script|script|!--)", r"\\x3c", script, flags=re.IGNORECASE)

@@ -34,6 +34,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from snapshotd.api.wire import API_PREFIX
 from snapshotd.errors import Conflict, NotFound, NotPermitted, SnapshotdError, UsageError
+from snapshotd.page.bundle import join_script
 from snapshotd.page.passing import pass_events, pass_on, send_tree, to_daemon
 from snapshotd.page.terminal import MESSAGE_MAX_BYTES, serve_terminal
 
@@ -41,6 +42,8 @@ IDLE_S = 900.0
 """The server ends when no page was open for so long."""
 PAGE_KEY = "x-snapshotd-page"
 """The header with the session's key. Where a browser lets a page send no header, it is the member `page` of the query."""
+SCRIPT = "page.js"
+"""All modules of the page in one file."""
 _SIGN_IN_MAX_BYTES = 256
 _CONNECTIONS_MAX = 256
 _STATIC = files("snapshotd.page") / "static"
@@ -275,7 +278,7 @@ def _page_files() -> dict[str, tuple[str, bytes]]:
                 found[prefix + entry.name] = (media_type, entry.read_bytes())
 
     collect(_STATIC, "")
-    return found
+    return {**found, SCRIPT: (_TYPES[".js"], join_script().encode())}
 
 
 async def _refused(request: Request, exc: Exception) -> Response:

@@ -95,13 +95,14 @@ def a_snapshot_has_what_its_entries_tell(catalog: Catalog) -> None:
         kind=EntryKind.TOOL,
         side_effect=SideEffect.IRREVERSIBLE,
         arguments=call.arguments,
+        details={"sub_agent": "2"},
         began_at_ns=CREATED_AT_NS,
         ended_at_ns=CREATED_AT_NS + 9,
     )
     model = ended_entry(first, details={"usage": {"output_tokens": 3}}, ended_at_ns=CREATED_AT_NS + 7)
     second = committed(catalog, first, call=call, entries=[model, entry])
     facts = catalog.figures.facts([first.id, second.id])
-    assert facts == {second.id: CallFacts(SideEffect.IRREVERSIBLE, ModelUse(1, 7, 0, 3))}
+    assert facts == {second.id: CallFacts(SideEffect.IRREVERSIBLE, "2", ModelUse(1, 7, 0, 3))}
 
 
 def snapshots_are_counted_by_state(catalog: Catalog) -> None:

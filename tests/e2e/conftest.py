@@ -11,6 +11,7 @@ from snapshotd.kernel import syscalls
 from tests import built_images, forked, way
 from tests.e2e.default_image import default_archive
 from tests.e2e.page_rig import chromium, person  # noqa: F401 - fixtures
+from tests.e2e.plug_rig import plug_daemon, plugged  # noqa: F401 - fixtures
 from tests.e2e.prepared import NO_ENGINE, daemon_on, state_with
 from tests.e2e.support import Snap
 

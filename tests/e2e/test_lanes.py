@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.model_rig import PROGRAMS, WAITS, Agents, bash, let_go, provider, waits
+from tests.e2e.page_rig import Person
 from tests.e2e.support import Snap, wait_until
 
 TEAM = PROGRAMS / "team_agent.py"
@@ -84,6 +85,26 @@ def test_killed_in_one_of_them(agents: Agents, tmp_path: Path) -> None:
     assert _roles(agents, trajectory) == ["system", "user", *["assistant", "user"] * 3, "assistant"]
     done = [call for call in agents.calls(trajectory) if call["status"] == "done"]
     assert len(done) == 8
+
+
+def test_the_page_shows_whose_calls_they_are(own_snap: Snap, person: Person, runc_ready: None, tmp_path: Path) -> None:
+    agents = Agents(own_snap, "runc")
+    with provider(tmp_path, *MAIN, conversations=CONVERSATIONS) as at:
+        trajectory = agents.run(at, TEAM, "do it all", kind="anthropic")
+    person.opens(trajectory[:12])
+    rows = person.page.locator(".row", has_text="bash")
+    rows.nth(5).wait_for()
+    of = {row.locator("code").inner_text(): row.locator(".side .tag").all_inner_texts() for row in rows.all()}
+    (alpha,), (beta,) = of["echo one > a1"], of["echo one > b1"]
+    assert alpha != beta
+    assert of == {
+        "echo begun > begun": [],
+        "cat a1 b1 > sum": [],
+        **{f"echo {text} > a{number}": [alpha] for number, text in ((1, "one"), (2, "two"))},
+        **{f"echo {text} > b{number}": [beta] for number, text in ((1, "one"), (2, "two"))},
+    }
+    rows.filter(has_text="> a1").click()
+    person.sees(f"of {alpha}", ".inspector")
 
 
 def test_the_daemon_is_killed_in_between(own_snap: Snap, runc_ready: None, tmp_path: Path) -> None:

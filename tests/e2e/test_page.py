@@ -155,6 +155,22 @@ def test_a_call_is_seen_when_it_is_committed_and_decided_on_the_page(
     assert own_snap.json("approvals", "--all")[0]["status"] == "approved"
 
 
+def test_seven_tabs_stay_live(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
+    """A browser has six connections to a server, for all tabs together."""
+    pages = [person.page, *(person.page.context.new_page() for _ in range(6))]
+    for page in pages[1:]:
+        page.goto(person.page.url)
+        page.locator("nav").wait_for()
+    own_snap("run", "--detach", "--name", name, agent, "wait")
+    for page in pages:
+        page.locator(".trajectory", has_text=name).click()
+        page.locator(".row.bad").wait_for()
+    own_snap("exec", name, "--", "touch", "/workspace/go")
+    for page in pages:
+        page.locator(".row", has_text="touch /workspace/go").wait_for()
+        page.locator(".trajectory.on .dot.finished").wait_for()
+
+
 def test_a_rewind_is_shown_before_it_is_done_and_can_be_undone(
     own_snap: Snap, person: Person, name: str, agent: Path
 ) -> None:

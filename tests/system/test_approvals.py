@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -223,7 +224,9 @@ action = "approve"
 
 
 def test_what_outside_tools_see(agent: Agent, pool: ThreadPoolExecutor) -> None:
-    watching = (event for event in agent.engine.life.watch() if event["event"] == "approval")
+    told: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    agent.engine.life.listen(told.put)
+    watching = (event for event in iter(lambda: told.get(timeout=WAIT_S), None) if event["event"] == "approval")
     begun = asked(pool, agent, {"to": "a"})
     (approval,) = pending(agent)
     event = {"event": "approval", "id": approval.id, "tool": "mail", "trajectory": agent.id}

@@ -83,8 +83,9 @@ def test_the_last_thousand_messages_cost_what_the_first_did(small_root: Path) ->
     with mind_rig.engine(small_root) as engine:
         agent = mind_rig.agent(engine)
         engine.storage.flush()
-        first = _measured(agent, 0)
-        _say(agent, PART, MESSAGES - 2 * PART)
+        _say(agent, 0, WINDOW)  # the first of all looks up what it then knows
+        first = _measured(agent, WINDOW)
+        _say(agent, WINDOW + PART, MESSAGES - 2 * PART - WINDOW)
         engine.storage.flush()
         last = _measured(agent, MESSAGES - PART)
         assert len(agent.said()) == MESSAGES

@@ -160,6 +160,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "click": ("cli/",),
     "rich": ("cli/",),
     "fastapi": ("daemon/",),
+    "agents": ("integrations/openai_agents/",),  # is openai-agents
     "mcp": ("integrations/mcp/",),
     "mcp_types": ("integrations/mcp/",),  # comes with mcp
     "uvicorn": ("daemon/", "page/server.py", "integrations/mcp/"),
@@ -169,6 +170,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
         "engine/transfer/trajectories/",
         "engine/experiments/",
         "integrations/mcp/",
+        "integrations/openai_agents/",
     ),  # comes with fastapi
     "anyio": ("daemon/", "integrations/mcp/"),  # comes with fastapi
     "requests": ("runtime/", "images/docker.py", "images/registry.py"),  # what docker raises; comes with it

@@ -40,8 +40,9 @@ _MODEL_CALLS_OF = """
 SELECT s.id, e.began_at_ns, e.ended_at_ns, e.details -> '$.usage'
 FROM json_each(?) j CROSS JOIN snapshots s ON s.id = j.value CROSS JOIN entries e ON e.snapshot = s.pk WHERE e.kind = 'model'
 """
-_SIDE_EFFECTS_OF = """
-SELECT s.id, e.side_effect FROM json_each(?) j CROSS JOIN snapshots s ON s.id = j.value CROSS JOIN entries e ON e.id = s.call_id
+_CALLS_OF = """
+SELECT s.id, e.side_effect, e.details ->> '$.sub_agent'
+FROM json_each(?) j CROSS JOIN snapshots s ON s.id = j.value CROSS JOIN entries e ON e.id = s.call_id
 """
 
 
@@ -151,15 +152,17 @@ class SqliteFigures(Figures):
 
     def facts(self, snapshot_ids: Sequence[SnapshotID]) -> dict[SnapshotID, CallFacts]:
         uses: dict[SnapshotID, _Use] = {}
-        effects: dict[SnapshotID, SideEffect] = {}
+        calls: dict[SnapshotID, tuple[SideEffect, str | None]] = {}
         for ids in _pages(snapshot_ids):
             turns.give_way()
             for snapshot, *call in self._db.read(_MODEL_CALLS_OF, (ids,)):
                 uses.setdefault(snapshot, _Use()).add(*call)
-            effects |= {snapshot: SideEffect(effect) for snapshot, effect in self._db.read(_SIDE_EFFECTS_OF, (ids,))}
+            for snapshot, effect, sub_agent in self._db.read(_CALLS_OF, (ids,)):
+                calls[snapshot] = SideEffect(effect), None if sub_agent is None else str(sub_agent)
         return {
-            snapshot: CallFacts(effects.get(snapshot), uses[snapshot].sum() if snapshot in uses else None)
-            for snapshot in {**uses, **effects}
+            snapshot: CallFacts(effect, sub_agent, uses[snapshot].sum() if snapshot in uses else None)
+            for snapshot in {**uses, **calls}
+            for effect, sub_agent in [calls.get(snapshot, (None, None))]
         }
 
     def rows(self, after: int, limit: int) -> list[NumberedSnapshot]:

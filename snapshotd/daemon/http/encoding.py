@@ -44,6 +44,7 @@ from snapshotd.api.trajectories import (
     TrajectoryInfo,
 )
 from snapshotd.api.values import ValueInfo
+from snapshotd.catalog.base import CallFacts
 from snapshotd.engine import base
 from snapshotd.engine.experiments import base as trials
 from snapshotd.scores import ScoredRun
@@ -123,9 +124,8 @@ def damaged_output(lost: t.DamagedOutput) -> DamagedOutput:
 
 
 @record_of.register
-def snapshot(
-    taken: t.Snapshot, side_effect: t.SideEffect | None = None, model: t.ModelUse | None = None, kind: str | None = None
-) -> SnapshotInfo:
+def snapshot(taken: t.Snapshot, facts: CallFacts | None = None, kind: str | None = None) -> SnapshotInfo:
+    told = facts or CallFacts()
     stack = taken.stack
     return _record(
         SnapshotInfo,
@@ -133,16 +133,17 @@ def snapshot(
         tool=tool(taken.call),
         image=stack.image,
         layers=len(stack.layers),
-        side_effect=side_effect,
+        side_effect=told.side_effect,
+        sub_agent=told.sub_agent,
         kind=kind,
-        model_use=None if model is None else model_use(model),
+        model_use=None if told.model is None else model_use(told.model),
     )
 
 
 @record_of.register
 def looked_at(found: base.LookedAt) -> SnapshotInfo:
     kind = "marker" if found.marker else "call"
-    return snapshot(found.snapshot, found.side_effect, found.model, kind)
+    return snapshot(found.snapshot, found.facts, kind)
 
 
 @record_of.register

@@ -99,6 +99,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "arguments": ("any", "What a call was given"),
     "argument": ("text", "The main argument of a call, as a table shows it"),
     "side_effect": ("text", "`local`, `idempotent` or `irreversible`"),
+    "sub_agent": ("text", "The sub-agent that made a call"),
     "result": ("any", "What a call returned"),
     "argv": ("list of text", "A command and its arguments"),
     "cwd": ("text", "Working directory"),

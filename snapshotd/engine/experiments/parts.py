@@ -19,7 +19,7 @@ from snapshotd.types import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """`watch`: as `Life.watch`."""
+    """`watch`: as `Watch.follow`."""
 
     runs: RunService
     snapshots: SnapshotService

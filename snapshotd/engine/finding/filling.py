@@ -1,4 +1,5 @@
-"""The background work on the index of texts: it follows the catalog, in the order in which snapshots were committed.
+"""The background work on the index of texts: it follows the catalog, in the order in which snapshots were committed. It waits
+until the daemon is quiet or somebody looks for something, so that agents' steps and the daemon's start have the processor.
 
 The rows of the catalog's snapshots have growing numbers, so what is new lies above a mark. A trajectory that is removed takes
 its rows away, and SQLite gives the highest numbers again. So the snapshot at the mark is compared: if it is another one, and
@@ -26,8 +27,10 @@ _log = logging.getLogger(__name__)
 _PAGE = 500
 _BATCH_CHARS = 1 << 20
 """Texts of one transaction, about."""
-_GATHER_S = 0.5
-"""Steps that come within this time are added together, unless somebody looks for something."""
+QUIET_S = 3.0
+"""Texts are added when no step came for so long, when somebody looks for something ..."""
+WAITING_MAX = 1000
+"""... or when so many events wait. A step has two, so this is about as much as a search can wait for."""
 _RETRY_S = 60.0
 
 
@@ -56,7 +59,8 @@ class Filling:
             self._asked += 1
             if event["event"] == "trajectory":
                 self._gone.add(event["trajectory"])  # perhaps: the catalog knows
-            self._changed.notify_all()
+            if self._asked - self._done in (1, WAITING_MAX):  # else the thread is awake, or sleeps until it is quiet
+                self._changed.notify_all()
 
     def catch_up(self, within_s: float) -> bool:
         """Wait until all that was committed before this call is in the index. False: it is not, within that time."""
@@ -93,7 +97,7 @@ class Filling:
                 rest, damaged = 0.0, False
             except DataLoss as exc:
                 _log.warning("the index of texts is made anew: %s", exc.message)
-                self._mark, damaged, rest = None, True, _GATHER_S
+                self._mark, damaged, rest = None, True, QUIET_S
                 continue
             except SnapshotdError as exc:
                 _log.warning("texts wait to be indexed: %s", exc.message)
@@ -112,8 +116,14 @@ class Filling:
         with self._changed:
             self._changed.wait_for(lambda: self._closed, rest)
             self._changed.wait_for(lambda: self._closed or self._asked > self._done)
-            self._changed.wait_for(lambda: self._closed or self._urgent or self._done < 0, _GATHER_S)
+            seen = -1
+            while seen != self._asked and not self._is_due():
+                seen = self._asked
+                self._changed.wait_for(self._is_due, QUIET_S)
             return self._closed
+
+    def _is_due(self) -> bool:
+        return self._closed or self._urgent or self._asked - self._done >= WAITING_MAX
 
     def _fill(self, gone: set[TrajectoryID]) -> None:
         for trajectory in gone:

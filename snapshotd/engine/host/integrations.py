@@ -67,6 +67,14 @@ INTEGRATIONS = {
             "snapshotd.integrations.mcp.server",
             "`snapshotd mcp`, for agents that speak MCP",
         ),
+        Integration(
+            "openai-agents",
+            "openai-agents",
+            (0, 24),
+            (0, 25),
+            "snapshotd.integrations.openai_agents",
+            "sandboxes and sessions for the OpenAI Agents SDK",
+        ),
     )
 }
 

@@ -38,6 +38,8 @@ QUESTION = "question"
 said, as aider's question for the message of a commit does, so it may be another one when the program runs again."""
 CALL = "call"
 """Detail of a tool's entry on the wire: the provider's id of the call."""
+SUB_AGENT = "sub_agent"
+"""Detail of a tool's entry that a sub-agent made: the number of its conversation on the wire, or the client's name of it."""
 PARAMS = "params"
 """Detail of a model's entry on the wire: the parameters of its request, where they are others than those before in its
 conversation."""

@@ -9,6 +9,7 @@ as a branch (a fork). replay.py matches the recorded calls, retelling.py the rec
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -416,13 +417,11 @@ class Retracing(NoReplay):
     def finish(self) -> Diverged | None:
         with self.lock:
             if self._recorder.diverged is None and self.replaying:
-                try:
+                with contextlib.suppress(Diverged):  # the recorder keeps it
                     if self._replay.exhausted:
                         self._go_live()
                     else:
                         self._other_than(self._replay.next, "its end")
-                except Diverged:
-                    pass  # the recorder keeps it
             return self._recorder.diverged
 
     def live_if_exhausted(self) -> bool:

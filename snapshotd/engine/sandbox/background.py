@@ -148,7 +148,7 @@ class Background:
             self._tell_watchers(known)
         else:
             marker = is_marker(self._context.catalog, known)
-            self._tell_watchers(LookedAt(known, found.side_effect, found.model, marker))
+            self._tell_watchers(LookedAt(known, found, marker))
 
     def _tell_watchers(self, told: Snapshot | LookedAt) -> None:
         snapshot = told.snapshot if isinstance(told, LookedAt) else told

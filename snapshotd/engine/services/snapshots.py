@@ -58,9 +58,8 @@ class SnapshotService:
 
     def look_at(self, snapshots: Sequence[Snapshot]) -> list[LookedAt]:
         """These snapshots with what their journal entries tell."""
-        facts, none = self._catalog.figures.facts([one.id for one in snapshots]), CallFacts(None, None)
-        known = [(one, facts.get(one.id, none)) for one in snapshots]
-        return [LookedAt(one, found.side_effect, found.model, self.is_marker(one)) for one, found in known]
+        facts = self._catalog.figures.facts([one.id for one in snapshots])
+        return [LookedAt(one, facts.get(one.id, CallFacts()), self.is_marker(one)) for one in snapshots]
 
     def is_marker(self, snapshot: Snapshot, names: Collection[str] = MARKERS) -> bool:
         """See `markers.is_marker`."""

@@ -34,7 +34,7 @@ export function acts(/** @type {Snapshot | null} */ one) {
   if (!of) return [];
   const found = /** @type {Act[]} */ ([]);
   if (of.status === "running") found.push({ name: "Stop", key: "s", run: () => stop(of) });
-  else if (of.agent) found.push({ name: "Resume", key: "s", run: () => resume(of) });
+  else if (of.agent && of.status !== "finished") found.push({ name: "Resume", key: "s", run: () => resume(of) });
   if (shown.origin) found.push({ name: "Promote", key: "m", run: () => promote(shown) });
   found.push({ name: "Undo a rewind", key: "u", run: () => undo(of) }, { name: "Compare", key: "c", run: () => choose() }, ...tree);
   return found;

@@ -34,7 +34,8 @@ function Side(/** @type {{one: Api.BranchInfo}} */ { one }) {
   return html`<section><h1><a href=${link("t", one.name ?? one.head.trajectory, one.head.id)}>${title(one)}</a></h1>
     <p><i class="dot ${one.status}"></i> ${one.status}${one.exit_code === null ? "" : `, exit code ${one.exit_code}`}</p>
     <p class="faint">${one.call_count} calls${one.failed ? html`, <span class="bad">${one.failed} failed</span>` : null} · ${one.seconds.toFixed(1)} s${
-      read + written ? ` · ${read} + ${written} tokens` : ""} · <span class="plus">+${one.added}</span> <span class="edit">~${one.changed}</span> <span class="minus">−${one.deleted}</span></p></section>`;
+      read + written ? ` · ${read} + ${written} tokens` : ""} · <span class="plus">+${one.added}</span> <span class="edit">~${one.changed}</span> <span class="minus">−${one.deleted}</span></p>
+    ${one.forked_with ? html`<p>forked with ${line(one.forked_with, 300)}</p>` : null}</section>`;
 }
 
 /** Rows of one call a branch: the calls of the first, and between them those that only another one has. */
@@ -60,7 +61,7 @@ function Calls(/** @type {{found: Found}} */ { found }) {
   const cell = (/** @type {Api.SnapshotInfo | null | undefined} */ one, /** @type {string} */ kind) => one
     ? html`<a class="cell ${kind}" href=${link("t", one.trajectory, one.id)}><span class="number">${one.seq}</span> <b>${line(one.tool.name, 60)}</b> <code>${brief(one.tool)}</code></a>`
     : html`<span class="cell none"></span>`;
-  const row = (/** @type {number} */ i) => html`<div key=${i} class="pair ${i === first ? "first" : ""}" style=${{ ...columns(found), height: `${PAIR}px` }}>
+  const row = (/** @type {number} */ i) => html`<div class="pair ${i === first ? "first" : ""}" style=${columns(found)}>
     ${cell(rows[i].left, differs(rows[i]) ? "other" : "")}${found.pairs.map((_, column) => {
       const one = rows[i].cells[column];
       return cell(one?.right, one && one.difference !== "same" ? one.difference : "");

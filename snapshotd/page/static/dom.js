@@ -103,7 +103,7 @@ export function ago(/** @type {string} */ time) {
 }
 
 /** A number of things, with its word. */
-export const count = (/** @type {number} */ number, /** @type {string} */ word) => `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
+export const count = (/** @type {number} */ number, /** @type {string} */ word, many = `${word}s`) => `${number.toLocaleString("en")} ${number === 1 ? word : many}`;
 
 /** An amount of money, or of whatever the prices are in. */
 export const money = (/** @type {number} */ cost) => (cost >= 1 ? cost.toFixed(2) : cost ? cost.toPrecision(2) : "0");

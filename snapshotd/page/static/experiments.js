@@ -43,7 +43,7 @@ export const Experiments = view((/** @type {import("./dom.js").Self<{}>} */ self
     if (!one) return html`<main class="wide"><p class="faint">…</p></main>`;
     const best = one.variants.map(({ label }) => one.branches.filter((each) => each.label === label && each.trajectory).sort((a, b) => (b.score ?? 0) - (a.score ?? 0))[0]?.trajectory ?? "").filter(Boolean);
     return html`<main class="wide"><h1>${line(one.name, 200)}</h1>
-      <p class="faint">${count(one.branches.length, "branch").replace("branchs", "branches")} from <a href=${link("s", one.snapshot)}><code>${one.snapshot.slice(0, 12)}</code></a> · ${one.ended_because ?? "running"}</p>
+      <p class="faint">${count(one.branches.length, "branch", "branches")} from <a href=${link("s", one.snapshot)}><code>${one.snapshot.slice(0, 12)}</code></a> · ${one.ended_because ?? "running"}</p>
       <div class="acts">${one.ended_because ? null : html`<button onClick=${() => send("POST", at`/experiments/${one.name}/stop`).catch(say)}>Stop</button>`}
         ${best.length > 1 ? html`<button onClick=${() => go(["compare", ...best])}>Compare the best of each variant</button>` : null}</div>
       <${Plot} branches=${one.branches}/>

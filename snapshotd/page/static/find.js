@@ -83,7 +83,7 @@ export const Find = view((/** @type {import("./dom.js").Self<{id?: string}>} */ 
     const only = place.value[1] ?? ALL, of = only === ALL ? undefined : find(only), all = hits.value;
     const row = (/** @type {number} */ i) => {
       const hit = all[i];
-      return html`<a key=${`${hit.snapshot} ${hit.kind} ${hit.part}`} class="hit ${i === picked.value ? "on" : ""}" style=${{ height: `${HIT}px` }} href=${link(...placeOf(hit))} role="option" aria-selected=${i === picked.value}>
+      return html`<a class="hit ${i === picked.value ? "on" : ""}" href=${link(...placeOf(hit))} role="option" aria-selected=${i === picked.value}>
         <span><b>${line(hit.name ?? hit.trajectory.slice(0, 12), 60)}</b> <span class="faint">call ${hit.seq} · ${hit.kind} ${line(hit.part, 60)}${hit.cut ? " · its beginning" : ""}</span></span><span class="number">${ago(hit.created_at)}</span>
         <code>${excerpt(hit)}</code></a>`;
     };

@@ -31,6 +31,9 @@ export function brief(/** @type {Api.Tool} */ { arguments: given }) {
 /** True if a call did not do what it was to do. */
 export const failed = (/** @type {Api.Tool} */ { status, exit_code }) => status !== "done" || (exit_code ?? 0) !== 0;
 
+/** What a call of a sub-agent is called by. */
+export const sub = (/** @type {Snapshot} */ { sub_agent: name }) => `sub-agent ${line(name ?? "", 16)}`;
+
 /** Number of files that a snapshot changed. */
 export const changed = (/** @type {Snapshot} */ { files }) => (files ? files.added + files.changed + files.deleted : 0);
 
@@ -55,7 +58,7 @@ export const Ledger = view((/** @type {import("./dom.js").Self<{}>} */ self) => 
     const shown = current.value;
     if (!shown?.newest) return null;
     if (log.peek()?.id !== shown.trajectory.id)
-      log.value = new Log(shown.trajectory.id, shown.newest.seq - shown.snapshots + 1, shown.newest.seq);
+      log.value = new Log(shown.trajectory.id, shown.newest.seq - shown.snapshots + 1, shown.newest.seq, place.peek()[1]);
     return log.value;
   }
 
@@ -67,14 +70,14 @@ export const Ledger = view((/** @type {import("./dom.js").Self<{}>} */ self) => 
     const width = 26 + Math.min(LANES_MAX, lanes.length) * LANE;
     const row = (/** @type {number} */ i) => {
       const one = shown.at(i);
-      const style = { height: `${ROW}px`, gridTemplateColumns: `${width}px 42px minmax(0,1fr) auto 58px` };
-      if (!one) return html`<div class="row" style=${style} key=${i}></div>`;
+      const style = { gridTemplateColumns: `${width}px 42px minmax(0,1fr) auto 58px` };
+      if (!one) return html`<div class="row" style=${style}></div>`;
       const { tool } = one, text = shown.said.get(one.id);
       return html`<a class="row ${i === selected ? "on" : ""} ${failed(tool) ? "bad" : ""}" role="option" aria-selected=${i === selected} style=${style}
-          key=${i} href=${link("t", place.value[1], one.id)}>
+          href=${link("t", place.value[1], one.id)}>
         <${Lane} row=${i} count=${shown.count.value} lanes=${lanes} width=${width} full=${changed(one) > 0}/>
         <span class="number">${one.seq}</span>
-        <span class="what"><b>${line(tool.name, 80)}</b> <code>${brief(tool)}</code>${one.tags.map((tag) => html` <span class="tag">${line(tag, 40)}</span>`)}${
+        <span class="what ${one.sub_agent ? "side" : ""}">${one.sub_agent ? html`<span class="tag" title="a sub-agent made this call">${sub(one)}</span> ` : null}<b>${line(tool.name, 80)}</b> <code>${brief(tool)}</code>${one.tags.map((tag) => html` <span class="tag">${line(tag, 40)}</span>`)}${
             lanes.filter((lane) => lane.row === i).slice(0, 3).map(({ one: fork }) => html` <span class="tag fork">↳ ${line(nameOf(fork.trajectory), 24)}</span>`)}
           ${text ? html`<small>${line(text)}</small>` : html`<small class="faint">${[tool.status === "done" ? "" : tool.status, tool.error ? line(tool.error) : tool.exit_code ? `exit code ${tool.exit_code}` : ""].filter(Boolean).join(": ")}</small>`}</span>
         <${Changes} files=${one.files}/>

@@ -7,46 +7,65 @@ import { say } from "./state.js";
 
 const PAGE = 100;
 
+const newest = (/** @type {string} */ ref) => /** @type {Promise<Snapshot[]>} */ (get(at`/trajectories/${ref}/log`, { last: PAGE }));
+let early = /** @type {{ref: string, found: Snapshot[]} | null} */ (null);
+
+/** Read the newest calls of the trajectory that the page is opened at, before anything else of it is known. */
+export const readEarly = (/** @type {string} */ ref) => newest(ref).then((found) => void (early = { ref, found }), () => {});
+
 /** The snapshots of one trajectory, read in pieces where they are looked at. */
 export class Log {
-  constructor(/** @type {string} */ id, /** @type {number} */ first, /** @type {number} */ last) {
+  /** `ref`: the name by which it was asked for early. */
+  constructor(/** @type {string} */ id, /** @type {number} */ first, /** @type {number} */ last, ref = id) {
     this.id = id;
     this.first = first;
+    /** Rows from here on are on their way. */
+    this.coming = last - first + 1 - PAGE;
     this.count = signal(last - first + 1);
     this.changed = signal(0);
     this.renewing = 0;
     /** @type {Map<number, Snapshot>} */
     this.rows = new Map();
+    /** @type {Map<string, number>} */
+    this.seqs = new Map();
     /** What was said before each call. @type {Map<string, string>} */
     this.said = new Map();
     /** @type {Set<number>} */
     this.asked = new Set();
+    if (early?.ref === ref) this.open(early.found);
+    else newest(id).catch((error) => (say(error), [])).then((found) => this.open(found));
+    early = null;
   }
 
   /** The snapshot in a row; undefined until it is there. */
   at(/** @type {number} */ row) {
     this.changed.value;
     const found = this.rows.get(row + this.first);
-    if (!found) this.ask(Math.floor(row / PAGE));
+    if (!found && row < this.coming) this.ask(Math.floor(row / PAGE));
     return found;
   }
 
   /** The row of a snapshot that has been read. */
   rowOf(/** @type {string} */ id) {
     this.changed.value;
-    for (const one of this.rows.values()) if (one.id === id) return one.seq - this.first;
-    return -1;
+    return (this.seqs.get(id) ?? this.first - 1) - this.first;
   }
 
   /** Show a snapshot at once; what the event does not tell (the model's calls, what was said) follows a little later. */
   add(/** @type {Snapshot} */ snapshot) {
-    this.rows.set(snapshot.seq, snapshot);
+    this.put(snapshot);
     batch(() => {
       this.count.value = Math.max(this.count.value, snapshot.seq - this.first + 1);
-      this.changed.value++;
+      this.changed.value = this.changed.peek() + 1;
     });
     clearTimeout(this.renewing);
     this.renewing = setTimeout(() => this.renew().catch(say), 700);
+  }
+
+  /** The newest have come; what is still missing is asked for where it is looked at. */
+  open(/** @type {Snapshot[]} */ found) {
+    this.coming = Infinity;
+    this.keep(found);
   }
 
   async ask(/** @type {number} */ page) {
@@ -62,15 +81,20 @@ export class Log {
 
   /** Read the newest anew: their files are counted and stored by and by. */
   async renew() {
-    this.keep(/** @type {Snapshot[]} */ (await get(at`/trajectories/${this.id}/log`, { last: PAGE })));
+    this.keep(await newest(this.id));
+  }
+
+  put(/** @type {Snapshot} */ one) {
+    this.rows.set(one.seq, one);
+    this.seqs.set(one.id, one.seq);
   }
 
   /** What was said before the calls of these snapshots, too. */
   keep(/** @type {Snapshot[]} */ found) {
-    for (const one of found) this.rows.set(one.seq, one);
-    const newest = found.at(-1), start = this.rows.get((found[0]?.seq ?? 0) - 1)?.messages ?? found[0]?.messages ?? 0;
-    if (newest && newest.messages > start) this.hear(found, newest, start);
-    this.changed.value++;
+    for (const one of found) this.put(one);
+    const last = found.at(-1), start = this.rows.get((found[0]?.seq ?? 0) - 1)?.messages ?? found[0]?.messages ?? 0;
+    if (last && last.messages > start) this.hear(found, last, start).catch(say);
+    this.changed.value = this.changed.peek() + 1;
   }
 
   async hear(/** @type {Snapshot[]} */ found, /** @type {Snapshot} */ newest, /** @type {number} */ start) {
@@ -81,7 +105,7 @@ export class Log {
       if (text) this.said.set(one.id, text);
       from = Math.max(from, one.messages);
     }
-    this.changed.value++;
+    this.changed.value = this.changed.peek() + 1;
   }
 }
 

@@ -1,9 +1,10 @@
 // The page: a session, then the views.
 import { effect, html, line, render, signal, view } from "./dom.js";
 import { at, get, openSession } from "./api.js";
-import { away, current, go, link, nameOf, notice, partsOf, place, refresh, say, waiting, watch } from "./state.js";
+import { away, current, go, link, nameOf, notice, partsOf, place, readTrajectories, say, waiting, watch } from "./state.js";
 import { saved } from "./saved.js";
 import { Ledger, log, step } from "./ledger.js";
+import { readEarly } from "./log.js";
 import { Trajectories } from "./trajectories.js";
 import { Timing } from "./timing.js";
 import { Inspector, TABS } from "./inspector.js";
@@ -17,6 +18,8 @@ import { Machine } from "./machine.js";
 import { Terminal } from "./terminal.js";
 import { Tree, pressInTree } from "./tree.js";
 
+/** The page is drawn once, with its first rows, unless they take longer than this. */
+const EMPTY_MS = 200;
 const help = signal(false);
 const KEYS = [["j k", "next, previous call"], ["g G", "first, newest call"], ["1–7", "patch, output, arguments, files, conversation, effects, tasks"], ["f", "fork from here"],
   ["r", "rewind to here"], ["c", "compare"], ["x", "terminal on a throw-away fork"], ["t", "tag"], ["d", "restore: download the files"], ["p", "preview of an apply"], ["e", "experiment from here"], ["m", "promote a fork"],
@@ -92,9 +95,10 @@ async function begin() {
     place.value = partsOf(given[2]);
     await openSession(given[1]).catch(say);
   }
+  const [kind, name] = place.value, early = !saved && kind === "t" && name ? readEarly(name) : null;
+  await Promise.race([Promise.all([readTrajectories(), early]), new Promise((done) => setTimeout(done, EMPTY_MS))]);
   document.body.replaceChildren();
   render(html`<${Page}/>`, document.body);
-  await refresh();
   if (!saved) await watch();
 }
 

@@ -737,6 +737,7 @@ declare namespace Api {
     seq: number;
     side_effect: "local" | "idempotent" | "irreversible" | null;
     state: "captured" | "stored" | "lost" | "pruned";
+    sub_agent: string | null;
     tags: (string)[];
     tool: Tool;
     trajectory: string;

@@ -1,7 +1,10 @@
-// Lists of which only the visible rows are on the page. All rows have one height.
+// Lists of which only the visible rows are on the page. All rows have one height, and each its own place: a row that stays
+// visible while others come and go is neither compared nor painted again.
 import { html, signal, view } from "./dom.js";
 
-const BEYOND = 12;
+const BEYOND = 8;
+/** The height of a list whose box is not on the page yet. */
+const ROOM = 800;
 
 /**
  * @typedef {object} RowsProps
@@ -9,6 +12,7 @@ const BEYOND = 12;
  * @property {number} height of each, in pixels
  * @property {(i: number) => import("./dom.js").Drawn} row draws one
  * @property {string} label
+ * @property {(i: number) => string} [keyOf] what a row stays the same by when others are put before it
  * @property {number} [reveal] a row to scroll to when it changes
  * @property {boolean} [follow] stay at the end, as long as the reader has not scrolled up
  * @property {(atEnd: boolean) => void} [onEnd] is told when that changes
@@ -16,9 +20,13 @@ const BEYOND = 12;
  * @property {string} [className]
  */
 
-export const Rows = view((/** @type {import("./dom.js").Self<RowsProps>} */ self) => {
-  const top = signal(0), room = signal(800);
-  let /** @type {HTMLElement} */ box, revealed = -1, atEnd = true, drawnCount = 0;
+/** One row, which is drawn again when a signal that it read has changed. */
+const Row = view(() => (/** @type {{row: RowsProps["row"], i: number, height: number}} */ { row, i, height }) =>
+  html`<div class="slot" role="presentation" style=${{ top: `${i * height}px`, height: `${height}px` }}>${row(i)}</div>`);
+
+export const Rows = view((/** @type {import("./dom.js").Self<RowsProps>} */ self, given) => {
+  const top = signal(given.follow ? Math.max(0, given.count * given.height - ROOM) : 0), room = signal(ROOM), drawn = /** @type {Map<number, import("./dom.js").Drawn>} */ (new Map());
+  let /** @type {HTMLElement} */ box, revealed = -1, atEnd = true, drawnCount = 0, drawnBy = /** @type {RowsProps["row"] | null} */ (null);
   self.mounted = () => {
     const sized = new ResizeObserver(() => (room.value = box.clientHeight));
     sized.observe(box);
@@ -45,16 +53,20 @@ export const Rows = view((/** @type {import("./dom.js").Self<RowsProps>} */ self
   }
 
   return (props) => {
-    const { count, height, row, label, role = "list", className = "" } = props;
+    const { count, height, row, label, keyOf, role = "list", className = "" } = props;
     const first = Math.max(0, Math.floor(top.value / height) - BEYOND);
     const last = Math.min(count, Math.ceil((top.value + room.value) / height) + BEYOND);
-    const drawn = [];
-    for (let i = first; i < last; i++) drawn.push(row(i));
+    if (row !== drawnBy) drawn.clear();
+    drawnBy = row;
+    for (const i of drawn.keys()) if (i < first || i >= last) drawn.delete(i);
+    const visible = [];
+    for (let i = first; i < last; i++) {
+      if (!drawn.has(i)) drawn.set(i, html`<${Row} key=${keyOf?.(i) ?? i} i=${i} row=${row} height=${height}/>`);
+      visible.push(drawn.get(i));
+    }
     return html`<div class="rows ${className}" role=${role} aria-label=${label} tabindex="0"
         ref=${(/** @type {HTMLElement | null} */ found) => found && (box = found)} onScroll=${() => scrolled(props)}>
-      <div class="space" style=${{ height: `${count * height}px` }}>
-        <div style=${{ transform: `translateY(${first * height}px)` }}>${drawn}</div>
-      </div>
+      <div class="space" style=${{ height: `${count * height}px` }}>${visible}</div>
     </div>`;
   };
 });

@@ -1,5 +1,5 @@
 // What the page knows: where it is, the trajectories, what waits for a decision; kept up to date by the stream of events.
-import { batch, computed, effect, signal } from "./dom.js";
+import { computed, effect, signal } from "./dom.js";
 import { Refused, get, stream } from "./api.js";
 import { saved } from "./saved.js";
 
@@ -22,7 +22,11 @@ export const waiting = computed(() => approvals.value.filter((one) => one.status
 export const current = computed(() => find(place.value[0] === "t" ? place.value[1] : ""));
 
 const followers = new Set(/** @type {((event: Heard) => void)[]} */ ([]));
-let reading = /** @type {Promise<void> | null} */ (null), readAgain = false;
+/** Trajectories that are to be read anew; or all of them. */
+const stale = new Set(/** @type {string[]} */ ([]));
+let allStale = false;
+/** With more of them, all are read. */
+const STALE_MAX = 8;
 
 /** The parts of an address behind `#`. One that nobody could have written with `link` stays as it is. */
 export function partsOf(/** @type {string} */ text) {
@@ -73,28 +77,49 @@ export function follow(/** @type {(event: Heard) => void} */ told) {
   return () => void followers.delete(told);
 }
 
-/** Read the trajectories and approvals anew; once more after that, if it is asked for meanwhile. */
-export function refresh() {
-  readAgain = reading !== null;
-  reading ??= load().finally(() => {
-    reading = null;
-    if (readAgain) refresh();
-  });
-  return reading;
+/** What reads something anew, one reading at a time: who asks during one waits for another that begins after it. */
+function reader(/** @type {() => Promise<void>} */ read) {
+  let running = /** @type {Promise<void> | null} */ (null), next = /** @type {Promise<void> | null} */ (null);
+  const begin = () => {
+    next = null;
+    running = read().then(() => void (away.value = null), (error) => void (away.value = error.message)).finally(() => (running = null));
+    return running;
+  };
+  return () => (running ? (next ??= running.then(begin)) : begin());
 }
 
-async function load() {
-  try {
-    const all = /** @type {Overview[]} */ (await get("/overview"));
-    const asked = /** @type {Api.ApprovalInfo[]} */ (saved ? [] : await get("/approvals"));
-    batch(() => {
-      overview.value = all;
-      approvals.value = asked;
-      away.value = null;
-    });
-  } catch (error) {
-    away.value = /** @type {Error} */ (error).message;
-  }
+const readApprovals = reader(async () => {
+  if (!saved) approvals.value = /** @type {Api.ApprovalInfo[]} */ (await get("/approvals"));
+});
+const readStale = reader(async () => {
+  const ids = [...stale], all = allStale || ids.length > STALE_MAX;
+  stale.clear();
+  allStale = false;
+  if (all) overview.value = /** @type {Overview[]} */ (await get("/overview"));
+  else await Promise.all(ids.map(readOne));
+});
+
+/** Read one trajectory: it may be new, or gone. */
+async function readOne(/** @type {string} */ id) {
+  const [found] = await get("/overview", { trajectory: id }).then((all) => /** @type {Overview[]} */ (all), (error) => {
+    if (error.code !== "not_found") throw error;
+    return [];
+  });
+  const all = overview.value, at = all.findIndex(({ trajectory }) => trajectory.id === id);
+  if (at >= 0) overview.value = found ? all.with(at, found) : all.toSpliced(at, 1);
+  else if (found) overview.value = [...all, found];
+}
+
+/** Read all trajectories anew. */
+export function readTrajectories() {
+  allStale = true;
+  return readStale();
+}
+
+/** Read the trajectories and approvals anew. */
+export async function refresh() {
+  await readTrajectories();
+  await readApprovals();
 }
 
 /** Follow the daemon's events for as long as the page is open. */
@@ -104,7 +129,7 @@ export async function watch() {
       for await (const event of /** @type {AsyncGenerator<Heard>} */ (stream("/watch"))) {
         if (event.event === "alive") continue;
         pause = 500;
-        await heard(event);
+        hear(event);
       }
       await get("/version");  // says why it ended
     } catch (error) {
@@ -115,9 +140,14 @@ export async function watch() {
   }
 }
 
-async function heard(/** @type {Heard} */ event) {
+async function hear(/** @type {Heard} */ event) {
   if (event.event === "approval" && event.status === "pending") notify(event);
-  if (event.event !== "snapshot" || !advance(event)) await refresh();
+  if (event.event === "approval") await readApprovals();
+  else if (event.event === "watching" || event.event === "lost") await refresh();
+  else if (event.trajectory && !(event.event === "snapshot" && advance(event))) {
+    stale.add(event.trajectory);
+    await readStale();
+  }
   for (const told of followers) told(event);
 }
 
@@ -127,6 +157,7 @@ function advance(/** @type {Heard} */ { trajectory: id, snapshot }) {
   if (!known || !snapshot) return false;
   const seq = known.newest?.seq ?? -1;
   if (snapshot.seq < seq) return true;
+  stale.add(known.trajectory.id);
   const trajectory = { ...known.trajectory, head: snapshot.id };
   const next = { ...known, trajectory, snapshots: known.snapshots + (snapshot.seq > seq ? 1 : 0), newest: snapshot };
   overview.value = overview.value.map((one) => (one === known ? next : one));
@@ -139,7 +170,7 @@ let settling = 0;
 /** Sums (cost, size) follow when no call has come for a moment. */
 function settle() {
   clearTimeout(settling);
-  settling = setTimeout(refresh, 1500);
+  settling = setTimeout(readStale, 1500);
 }
 
 /** Whether the browser tells of a call that waits: yes, no, or the person has not been asked. */

@@ -45,6 +45,10 @@ function roomIn(/** @type {HTMLElement} */ box) {
 const encode = (/** @type {string} */ text) => new TextEncoder().encode(text);
 const base64 = (/** @type {Uint8Array} */ data) => btoa(Array.from(data, (one) => String.fromCharCode(one)).join(""));
 
+/** Xterm's own style, which no other view needs. */
+const loadStyle = () => new Promise((done, failed) => document.getElementById("xterm-style") ? done(null)
+  : document.head.append(Object.assign(document.createElement("link"), { id: "xterm-style", rel: "stylesheet", href: "vendor/xterm.css", onload: done, onerror: failed })));
+
 export const Terminal = view((/** @type {import("./dom.js").Self<{id: string}>} */ self) => {
   const told = signal("the fork starts…");
   let /** @type {HTMLElement} */ box;
@@ -56,6 +60,7 @@ export const Terminal = view((/** @type {import("./dom.js").Self<{id: string}>} 
 
   async function start(/** @type {string} */ ref, /** @type {AbortSignal} */ left) {
     const { Terminal: Xterm } = await import("./vendor/xterm.mjs");
+    await loadStyle();
     if (left.aborted) return;
     if (!customElements.get("x-style")) customElements.define("x-style", SheetElement);
     let size = roomIn(box);

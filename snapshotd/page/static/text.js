@@ -49,7 +49,7 @@ export const loaded = (props) => html`<${Loaded} ...${props}/>`;
 function Lines(/** @type {{all: Line[], label: string}} */ { all, label }) {
   const row = (/** @type {number} */ i) => {
     const [kind, parts] = all[i];
-    return html`<div key=${i} class=${kind} style=${{ height: `${LINE}px` }}>${parts.map(([style, text]) => (style ? html`<span class=${style}>${text}</span>` : text))}</div>`;
+    return html`<div class=${kind}>${parts.map(([style, text]) => (style ? html`<span class=${style}>${text}</span>` : text))}</div>`;
   };
   return html`<${Rows} className="lines" label=${label} count=${all.length} height=${LINE} row=${row}/>`;
 }

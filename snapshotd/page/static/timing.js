@@ -1,9 +1,9 @@
 // Where the time went: the model's calls above, the agent's own below, in their order. Time in which neither ran is left out.
-import { count, duration, html, line, money, tokens, view } from "./dom.js";
+import { count, duration, html, line, money, signal, tokens, view } from "./dom.js";
 import { brief } from "./ledger.js";
 import { current, link, place } from "./state.js";
 
-const SHOWN = 150, WIDTH = 1000, LEAST = 1.5;
+const SHOWN = 100, WIDTH = 1000, LEAST = 1.5;
 
 /** @typedef {import("./log.js").Log} Log */
 
@@ -14,8 +14,14 @@ export function use(/** @type {Api.ModelUseInfo | null | undefined} */ model) {
   return [count(model.call_count, "model call"), read ? `${tokens(read)} tokens` : "", model.cost_usd === null ? "" : `$${money(model.cost_usd)}`].filter(Boolean).join(" · ");
 }
 
-/** The calls around the selected one, or the newest. */
-export const Timing = view(() => (/** @type {{log: Log}} */ { log }) => {
+/** The calls around the selected one, or the newest. They are drawn behind the rows, in a frame of their own. */
+export const Timing = view((/** @type {import("./dom.js").Self<{log: Log}>} */ self) => {
+  const ready = signal(false);
+  self.mounted = () => void requestAnimationFrame(() => setTimeout(() => (ready.value = true)));
+  return ({ log }) => (ready.value ? draw(log) : html`<footer class="timing"></footer>`);
+});
+
+function draw(/** @type {Log} */ log) {
   const selected = place.value[2] ? log.rowOf(place.value[2]) : -1, total = log.count.value;
   const middle = selected < 0 ? total : selected, last = Math.min(total, Math.max(SHOWN, middle + SHOWN / 2)), first = Math.max(0, last - SHOWN);
   const calls = [];
@@ -44,4 +50,4 @@ export const Timing = view(() => (/** @type {{log: Log}} */ { log }) => {
     <span class="legend faint"><span>model</span><span>tools</span></span>
     <svg viewBox="0 0 ${WIDTH} 34" preserveAspectRatio="none" role="img" aria-label="Time of model and tools, in order">${drawn}</svg>
     <span class="sums"><span>${range}${sums.model ? `model ${duration(sums.model)}, ` : ""}tools ${duration(sums.tool)}</span><span class="faint">${use(all)}</span></span></footer>`;
-});
+}

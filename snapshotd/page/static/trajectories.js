@@ -19,10 +19,10 @@ export const Trajectories = view(() => () => {
   const mine = place.value[0] === "t" ? find(place.value[1] ?? "") : undefined;
   const row = (/** @type {number} */ i) => {
     const { one, depth } = shown[i], { trajectory } = one, children = forks.get(trajectory.id);
-    const facts = [`${trajectory.status}${trajectory.exit_code ? ` (${trajectory.exit_code})` : ""}`, count(one.snapshots, "call"), ...(children ? [count(children, "fork")] : []), ...figures(one),
+    const facts = [`${trajectory.status}${trajectory.exit_code ? ` (${trajectory.exit_code})` : ""}`, count(one.snapshots, "snapshot"), ...(children ? [count(children, "fork")] : []), ...figures(one),
       ...(trajectory.agent ? [line(trajectory.agent.argv.join(" "), 60)] : [])];
-    return html`<a key=${trajectory.id} class="trajectory ${mine === one ? "on" : ""}" href=${link("t", nameOf(trajectory))} aria-current=${mine === one ? "page" : null}
-        style=${{ height: "46px", paddingLeft: `${14 + Math.min(depth, 6) * 12}px` }}>
+    return html`<a class="trajectory ${mine === one ? "on" : ""}" href=${link("t", nameOf(trajectory))} aria-current=${mine === one ? "page" : null}
+        style=${{ paddingLeft: `${14 + Math.min(depth, 6) * 12}px` }}>
       <i class="dot ${trajectory.status}" title=${trajectory.status}></i>
       <b>${line(nameOf(trajectory), 80)}</b><span class="faint">${one.newest ? ago(one.newest.created_at) : ""}</span>
       <small>${facts.join(" · ")}</small>
@@ -30,7 +30,7 @@ export const Trajectories = view(() => () => {
   };
   return html`<nav aria-label="Trajectories">
     <input id="filter" type="search" placeholder="Filter trajectories" aria-label="Filter trajectories" value=${filter.value} onInput=${(/** @type {Event} */ event) => (filter.value = typed(event))}/>
-    <${Rows} label="Trajectories" count=${shown.length} height=${46} row=${row}/>
+    <${Rows} label="Trajectories" count=${shown.length} height=${46} row=${row} keyOf=${(/** @type {number} */ i) => shown[i].one.trajectory.id}/>
     ${shown.length ? null : html`<p class="faint pad">${all.length ? "None has this in its name." : html`No trajectories yet. <code>snapshotd run agent.py</code> makes one.`}</p>`}
   </nav>`;
 });

@@ -108,21 +108,21 @@ export const Tree = view((/** @type {import("./dom.js").Self<{}>} */ self) => {
     const row = (/** @type {number} */ i) => {
       const { one } = all[i], { trajectory: it } = one, scored = scores.value.get(it.id), use = one.model_use;
       const spent = use ? use.input_tokens + use.output_tokens : 0;
-      return html`<div key=${it.id} class="branch ${i === cursor.value ? "on" : ""}" style=${{ height: `${HIGH}px` }} role="option" aria-selected=${chosen.value.has(it.id)} onClick=${() => (cursor.value = i)}>
+      return html`<div class="branch ${i === cursor.value ? "on" : ""}" role="option" aria-selected=${chosen.value.has(it.id)} onClick=${() => (cursor.value = i)}>
         <input type="checkbox" aria-label="Choose ${line(nameOf(it), 60)}" checked=${chosen.value.has(it.id)} tabindex="-1" onChange=${() => toggle(it.id)}/>
         <${Graph} row=${i} lane=${all[i]}/>
         <a class="name" href=${link("t", nameOf(it))} tabindex="-1"><i class="dot ${it.status}" title=${it.status}></i> <b>${line(nameOf(it), 80)}</b> <span class="faint">${it.status}${it.exit_code ? ` (${it.exit_code})` : ""}</span></a>
         <span class="number" title="score">${scored?.score === null || scored === undefined ? "" : html`<span class=${scored.passed ? "plus" : "minus"}>${+scored.score.toFixed(3)}</span>`}</span>
         <span class="number" title="cost">${use?.cost_usd ? `$${money(use.cost_usd)}` : scored?.cost ? money(scored.cost) : ""}</span>
         <span class="number wide-only" title="tokens">${spent ? tokens(spent) : ""}</span>
-        <span class="number" title="calls">${one.snapshots}</span>
+        <span class="number" title="snapshots">${one.snapshots}</span>
         <span class="number wide-only" title="content of files written">${one.file_bytes ? size(one.file_bytes) : ""}</span>
         <span class="number wide-only" title="newest call">${one.newest ? ago(one.newest.created_at) : ""}</span></div>`;
     };
     return html`<main class="tree" aria-label="Tree of forks"><header><h1>${place.value[1] ? `Family of ${line(place.value[1], 80)}` : "All trajectories"}</h1>
-        <span class="faint">${count(all.length, "trajectory").replace("ys", "ies")}, ${count(all.filter(({ parent }) => parent >= 0).length, "fork")}</span><span class="push"></span>
+        <span class="faint">${count(all.length, "trajectory", "trajectories")}, ${count(all.filter(({ parent }) => parent >= 0).length, "fork")}</span><span class="push"></span>
         ${saved ? null : html`<button class=${number > 1 ? "main" : ""} disabled=${number < 2} onClick=${compare}>Compare ${number > 1 ? number : ""} <kbd>c</kbd></button>`}</header>
-      <div class="branch heads" aria-hidden="true"><span></span><span class="graph">calls →</span><span>trajectory</span><span>score</span><span>cost</span><span class="wide-only">tokens</span><span>calls</span><span class="wide-only">files</span><span class="wide-only">age</span></div>
-      <${Rows} label="Trajectories of the family" role="listbox" count=${all.length} height=${HIGH} row=${row} reveal=${cursor.value}/></main>`;
+      <div class="branch heads" aria-hidden="true"><span></span><span class="graph">calls →</span><span>trajectory</span><span>score</span><span>cost</span><span class="wide-only">tokens</span><span title="snapshots">snaps</span><span class="wide-only">files</span><span class="wide-only">age</span></div>
+      <${Rows} label="Trajectories of the family" role="listbox" count=${all.length} height=${HIGH} row=${row} keyOf=${(/** @type {number} */ i) => all[i].one.trajectory.id} reveal=${cursor.value}/></main>`;
   };
 });

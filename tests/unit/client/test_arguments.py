@@ -42,8 +42,8 @@ def test_a_message_may_have_any_content() -> None:
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        (["hi"], r"add_messages\[0\]='hi'"),
-        ([("user", "a"), ("user",)], r"add_messages\[1\]=\('user',\)"),
+        (["hi"], r"add_messages\[0\]="),
+        ([("user", "a"), ("user",)], r"add_messages\[1\]="),
         ([{"role": "user"}], r"add_messages\[0\]="),
         ([{"role": "user", "content": "a", "name": "b"}], r"add_messages\[0\]="),
         ([{"role": 1, "content": "a"}], r"add_messages\[0\]="),
@@ -76,5 +76,5 @@ def test_compare_takes_a_list_or_one_argument_for_each(tmp_path: Path) -> None:
     assert refs_of(("a", "b")) == refs_of((["a", "b"],)) == refs_of((("a", "b"),)) == ["a", "b"]
     client = Snapshotd(tmp_path / "none", autostart=False)
     for given in ((["a"], "b"), ({"a", "b"},), (["a", 3],)):
-        with pytest.raises(UsageError, match="refs="):
+        with pytest.raises(UsageError, match=r"refs(\[1\])?="):
             client.compare(*given)  # type: ignore[arg-type]

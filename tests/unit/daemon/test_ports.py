@@ -36,6 +36,12 @@ def box(shared_daemon: Daemon) -> Sandbox:
     return Sandbox.create(name=f"box-{new_id()[:8]}", client=shared_daemon.client)
 
 
+@pytest.fixture(autouse=True)
+def ports_of_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sandboxes of this daemon are plain folders whose ports are the machine's; the client knows none of those."""
+    monkeypatch.setattr(client_ports, "NO_ISOLATION", "isolated")
+
+
 @pytest.fixture
 def server() -> Iterator[socket.socket]:
     """A listening socket of the machine, which stands for one in a sandbox."""

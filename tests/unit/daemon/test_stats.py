@@ -34,6 +34,7 @@ def test_steps_are_counted_with_their_pauses_disk_and_requests(daemon: Daemon) -
     for number in range(3):
         write = {"argv": ["/bin/sh", "-c", f"head -c 10000 /dev/zero > file{number}"]}
         lines(daemon, "POST", "/trajectories/box/exec", write)
+    assert ask(daemon, "POST", "/flush")[0] == 204
     stats = ask(daemon, "GET", "/stats?trajectories=1")[1]
     pauses = stats["pauses"]
     assert sum(pauses["counts"]) == sum(sum(minute["counts"]) for minute in pauses["minutes"]) == 3

@@ -15,6 +15,7 @@ import pytest
 from snapshotd import sqlite
 from snapshotd.api.find import FindInfo
 from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.engine.finding import filling as filling_module
 from snapshotd.engine.finding import index as index_module
 from snapshotd.engine.finding.filling import Filling
 from snapshotd.engine.finding.index import FORM, TextIndex, query_of
@@ -22,6 +23,7 @@ from snapshotd.engine.finding.service import FindService
 from snapshotd.engine.finding.texts import TEXT_BYTES
 from snapshotd.errors import DataLoss, NotFound, Unsupported, UsageError
 from snapshotd.types import BlobID, Message, Snapshot, Trajectory
+from tests.keeper_rig import eventually
 from tests.records import committed, follow, fork, make_call, started
 
 
@@ -262,6 +264,23 @@ def test_what_happened_without_the_index_is_caught_up(world: World) -> None:
     world.open()
     (hit,) = world.find("word").hits
     assert hit.excerpt.endswith("new word")
+
+
+@pytest.mark.parametrize(("quiet_s", "most", "added"), [(3600, 500, 0), (3600, 4, 5), (0.05, 500, 5)])
+def test_agents_come_before_the_index(
+    world: World, monkeypatch: pytest.MonkeyPatch, quiet_s: float, most: int, added: int
+) -> None:
+    """It is filled when nothing happens, or when much waits; and when somebody looks for something, whatever waits."""
+    world.close()
+    monkeypatch.setattr(filling_module, "QUIET_S", quiet_s)
+    monkeypatch.setattr(filling_module, "WAITING_MAX", most)
+    world.open()
+    _, last = begun(world)
+    for number in range(4):
+        last = world.step(last, f"word {number}")
+    eventually(lambda: not added or world.index.count() == added, "it is filled")
+    assert world.index.count() == added
+    assert len(world.places("word")) == 4
 
 
 def test_without_fts5_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,7 +195,7 @@ def test_a_session_ends_with_its_server(tmp_path: Path) -> None:
         assert browser.ask("GET", "/v1/approvals").status == 403
 
 
-@pytest.mark.parametrize("name", ["", "/", "index.html", "main.js", "session", "v1/approvals", "tree/a.tar", "nothing"])
+@pytest.mark.parametrize("name", ["", "/", "index.html", "page.js", "session", "v1/approvals", "tree/a.tar", "nothing"])
 def test_nothing_is_shown_in_a_frame(person: Browser, name: str) -> None:
     """An approval that is drawn over by another page could be clicked unseen."""
     answer = person.ask("GET", f"/{name.lstrip('/')}")

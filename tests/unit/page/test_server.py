@@ -36,7 +36,7 @@ def test_the_page_is_served_with_no_script_but_its_own(browser: Browser) -> None
     assert "script-src 'self';" in policy
     assert "frame-ancestors 'none'" in policy
     assert answer.headers["x-content-type-options"] == "nosniff"
-    assert browser.ask("GET", "/main.js").headers["content-type"].startswith("text/javascript")
+    assert browser.ask("GET", "/page.js").headers["content-type"].startswith("text/javascript")
 
 
 @pytest.mark.parametrize(

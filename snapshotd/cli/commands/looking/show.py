@@ -52,7 +52,7 @@ def command(
 
     Its tool call with arguments and the beginning of its outputs, its files, state and tags, how long the conversation
     was, and what the model calls before it took. With --json: as `log --json`, and method, message_count, image, layers,
-    follows, side_effect, model_use ({call_count,duration_ms,input_tokens,output_tokens,cached_tokens,cost_usd}), and the tool's
+    follows, side_effect, sub_agent, model_use ({call_count,duration_ms,input_tokens,output_tokens,cached_tokens,cost_usd}), and the tool's
     error, outputs, damaged and started_at. An output that was damaged on disk and given up by a repair is shown as
     that, and asking for it fails (20).
     """

@@ -16,7 +16,7 @@ from typing import Any
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.journal import Journal
 from snapshotd.engine.mind.pending import Open
-from snapshotd.engine.mind.replay import CALL, LANE, OF_MODEL, SILENT, TURN
+from snapshotd.engine.mind.replay import CALL, LANE, OF_MODEL, SILENT, SUB_AGENT, TURN
 from snapshotd.engine.mind.wire.conversations import Conversations
 from snapshotd.engine.mind.wire.lanes import Lane, LanePlace, Words
 from snapshotd.engine.protocol.agent_handler import Intent
@@ -124,7 +124,7 @@ class WireCalls:
         intent = Intent(new_id(), call.name[:200] or "tool", call.arguments)
         details = {"gateway": True, OF_MODEL: model.id, LANE: lane.number, CALL: call.id}
         self._journal.admit(intent, threading.Event(), details)  # the gate notices the sandbox's end
-        opened = self._recorder.begin(intent, {LANE: lane.number, CALL: call.id})
+        opened = self._recorder.begin(intent, _details(call.id, lane))
         self._conversations.note({"tool": call.id, "entry": opened.entry.id, "lane": lane.number, "at": at})
         with self._lock:
             self._tools[call.id] = _Tool(opened, lane.number, at)
@@ -222,7 +222,7 @@ class WireCalls:
             tool = self._tools.pop(end.call_id, None)
             self._finished.add(end.call_id)
         lane = self._conversations.lane_of(end.call_id)
-        details: dict[str, Any] = {CALL: end.call_id, **({} if lane is None else {LANE: lane.number})}
+        details = _details(end.call_id, lane)
         if tool is None:
             opened = self._recorder.begin(Intent(new_id(), end.name[:200], None), details)
         elif self._recorder.pending.opened(tool.opened.entry.id) is None:  # asked for in the replay, ended after it
@@ -247,3 +247,10 @@ class WireCalls:
             return writer.save()
         finally:
             writer.discard()
+
+
+def _details(call_id: str, lane: Lane | None) -> dict[str, Any]:
+    if lane is None:
+        return {CALL: call_id}
+    called = {} if lane.caller is None else {SUB_AGENT: str(lane.number)}
+    return {CALL: call_id, LANE: lane.number, **called}

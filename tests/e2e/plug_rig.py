@@ -1,0 +1,49 @@
+"""What the tests of the integrations share: a daemon without Docker, and the programs of their pages."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.prepared import NO_ENGINE, daemon_on
+from tests.e2e.support import Snap
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def plug_daemon(minimal_state: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
+    """It may be killed and stopped. It finds no Docker, so that sandboxes are runc's."""
+    with daemon_on(minimal_state, tmp_path_factory.mktemp("p") / "state", NO_ENGINE) as snap:
+        yield snap
+
+
+@pytest.fixture
+def plugged(plug_daemon: Snap, monkeypatch: pytest.MonkeyPatch) -> Iterator[Snap]:
+    """The default daemon of clients that the test makes. Its trajectories go at the end."""
+    monkeypatch.setenv("SNAPSHOTD_STATE_DIR", str(plug_daemon.state_dir))
+    yield plug_daemon
+    for one in reversed(plug_daemon.json("ls")):
+        plug_daemon("rm", "--force", one["id"])
+
+
+def check_page(page: str, snap: Snap, folder: Path, env: Mapping[str, str] | None = None) -> None:
+    """Every program of a page prints what the page shows, each in turn."""
+    blocks = re.findall(r"```console\n(.*?)```", (ROOT / "docs" / "integrations" / page).read_text(), re.DOTALL)
+    runs = [run for block in blocks for run in re.findall(r"^\$ python3 (\S+)\n((?:[^$].*\n)*)", block, re.MULTILINE)]
+    assert runs, "the page shows no program"
+    for name, shown in runs:
+        done = subprocess.run(
+            [sys.executable, ROOT / "docs" / "examples" / "integrations" / name],
+            env={**snap.env, "PYTHONPATH": str(ROOT), **(env or {})},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert (done.returncode, done.stdout) == (0, shown), done.stderr
