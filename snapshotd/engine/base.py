@@ -242,16 +242,6 @@ class SandboxInfo:
     agent_running: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A person's answer about a call whose outcome is unknown. `call`: its id, or a unique prefix. `retry`: run it
-    again; `skip`: go on as if it had returned null; `result`: it happened, and this is its result."""
-
-    call: str
-    action: Literal["retry", "skip", "result"]
-    result: Any = None
-
-
 ExportForm = Literal["bundle", "oci", "tar", "atif", "jsonl"]
 """A bundle, an image, a plain tree; the last two hold what was said and done, and no files."""
 RewindMode = Literal["files", "conversation", "both"]

@@ -161,6 +161,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "rich": ("cli/",),
     "fastapi": ("daemon/",),
     "agents": ("integrations/openai_agents/",),  # is openai-agents
+    "claude_agent_sdk": ("integrations/claude_agent/",),
     "mcp": ("integrations/mcp/",),
     "mcp_types": ("integrations/mcp/",),  # comes with mcp
     "uvicorn": ("daemon/", "page/server.py", "integrations/mcp/"),

@@ -34,6 +34,7 @@ from snapshotd.daemon.http.routes import (  # noqa: F401 - they register their h
     access,
     approvals,
     commands,
+    direct,
     experiments,
     files,
     images,

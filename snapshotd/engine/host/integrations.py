@@ -52,6 +52,14 @@ INTEGRATIONS = {
     one.extra: one
     for one in (
         Integration(
+            "claude-agent",
+            "claude-agent-sdk",
+            (0, 2, 180),
+            (0, 3),
+            "snapshotd.integrations.claude_agent",
+            "sessions of the Claude Agent SDK, bound to the files of their folder",
+        ),
+        Integration(
             "langgraph",
             "langgraph",
             (1, 2),

@@ -157,10 +157,12 @@ class NoReplay:
 
 
 class _Way:
-    """The part of the recorded way that the program has come."""
+    """The part of the recorded way that the program has come. `newest`: the snapshot with whose files it goes on live."""
 
-    def __init__(self, resumption: Resumption, retelling: Retelling) -> None:
-        self.retelling = retelling
+    def __init__(self, resumption: Resumption, retelling: Retelling, newest: Snapshot) -> None:
+        self.retelling, self.newest = retelling, newest
+        self.has_newest = False
+        """The sandbox was given the newest files of the trajectory: what is written now stays."""
         self.reached = resumption.began
         """The newest snapshot whose call has been replayed."""
         self.models: list[JournalEntry] = []
@@ -199,11 +201,9 @@ class Retracing(NoReplay):
         self._edited = {edit.source.id: edit.edited for edit in changes}
         """The edits on the way, by the snapshots that they were made of."""
         retelling = Retelling(context.catalog, resumption.began, resumption.head, changes, self._replay.has_met)
-        self._way = _Way(resumption, retelling)
+        self._way = _Way(resumption, retelling, places.newest(resumption.head))
         self._last = self._replay.last(lambda entry: files_left_by(self._catalog, entry) is not None)
         """The recorded call after which no other files come."""
-        self._has_newest = False
-        """The sandbox was given the newest files of the trajectory: what is written now stays."""
         self._before_live: Callable[[], None] = lambda: None
         self._after_live: Callable[[], None] = lambda: None
 
@@ -362,7 +362,7 @@ class Retracing(NoReplay):
     def _go_live(self) -> None:
         """End the replay: the program has met everything recorded. Its calls run from now on, on the newest files, and with what people
         changed in the state after that."""
-        if not self._has_newest:
+        if not self._way.has_newest:
             self._go_to_newest()
         changes = changes_by_people(self._catalog, self._way.reached, self._resumption.head)
         with self.sandbox.lock:
@@ -372,8 +372,8 @@ class Retracing(NoReplay):
         self._live()
 
     def _go_to_newest(self) -> None:
-        self._places.go_to(self.sandbox, self._places.newest(self._resumption.head))
-        self._has_newest = True
+        self._places.go_to(self.sandbox, self._way.newest)
+        self._way.has_newest = True
 
     def _live(self) -> None:
         self._before_live()

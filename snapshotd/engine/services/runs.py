@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Literal
 
 from snapshotd.api.commands import BackgroundRequest, CommandFields, ExecRequest
+from snapshotd.api.mind import DecisionFields
 from snapshotd.engine.base import (
     CommandInfo,
     Connection,
-    Decision,
     Event,
     ExecResult,
     OutputSink,
@@ -88,6 +88,7 @@ class RunService:
         return trajectory
 
     def sandboxes(self) -> list[SandboxInfo]:
+        """The live sandboxes."""
         return [
             SandboxInfo(
                 self._catalog.get_trajectory(s.trajectory.id),
@@ -150,12 +151,15 @@ class RunService:
         return self._sessions.commands.begin(sandbox, request)
 
     def commands(self, ref: str) -> list[CommandInfo]:
-        """A trajectory's commands that run, also those in the foreground whose client has gone away, and the newest
-        background commands that have ended."""
+        """Its background commands: those that run, and the newest of those that have ended, oldest first.
+
+        Also those that run in the foreground and whose client has gone away."""
         return self._sessions.commands.all_of(self._trajectory(ref).id)
 
     def command(self, ref: str, command: str) -> CommandInfo:
-        """One of them, by a unique prefix of its id. NotFound, Ambiguous; so do all that take `command`."""
+        """A command of a trajectory, by a unique prefix of its id.
+
+        NotFound, Ambiguous; so do all that take `command`."""
         return self._sessions.commands.find(self._trajectory(ref), command)
 
     def command_events(self, ref: str, command: str, *, follow: bool) -> Iterator[Event]:
@@ -164,9 +168,11 @@ class RunService:
         has its input and output; `write_command` alike."""
         return self._sessions.commands.events(self._trajectory(ref), command, follow=follow)
 
-    def signal_command(self, ref: str, command: str, number: int) -> CommandInfo:
-        """Send a signal to a command's process group; SIGKILL, to all that it started. Conflict: it has ended."""
-        return self._sessions.commands.signal(self._trajectory(ref), command, number)
+    def signal_command(self, ref: str, command: str, signal: int) -> CommandInfo:
+        """Send a signal to a command's process group; the one that kills, to all that it started.
+
+        Conflict: it has ended."""
+        return self._sessions.commands.signal(self._trajectory(ref), command, signal)
 
     def write_command(self, ref: str, command: str, data: bytes, *, end: bool) -> int:
         """Write to a command's standard input, and with `end` close it behind the data. Returns the number of bytes that
@@ -175,12 +181,14 @@ class RunService:
         return self._sessions.commands.write(self._trajectory(ref), command, data, end=end)
 
     def take_snapshot(self, ref: str, *, name: str | None = None, if_changed: bool = False) -> Snapshot:
-        """Take a snapshot of a running sandbox as it is now, with `name` as its tag: a marker `snapshot` without a call. Processes
-        in it run on. In the middle of tool calls of its program it names them (`during`); a program that is resumed from
-        there makes such a call again on the files from before the call. With `if_changed`, no snapshot is taken if no file
-        was written since the head, which is then the answer; where something was alive at the head, one may be taken all
-        the same. Conflict: the trajectory does not run, its program is being replayed, or the name is taken; UsageError:
-        `name` and `if_changed` exclude each other."""
+        """Take a snapshot of a running sandbox as it is now. Processes in it run on. `Conflict`: it does not run, its
+        program is being replayed, or the name is taken.
+
+        `name` is its tag. It is a marker `snapshot` without a call. In the middle of tool calls of its program it names
+        them (`during`); a program that is resumed from there makes such a call again on the files from before the call.
+        With `if_changed`, no snapshot is taken if no file was written since the head, which is then the answer; where
+        something was alive at the head, one may be taken all the same. UsageError: `name` and `if_changed` exclude each
+        other."""
         trajectory = self._catalog.resolve_trajectory(ref)
         taken = snapshot_now.take_snapshot(
             self._context, self._sessions, self._background.submit, trajectory, name, if_changed=if_changed
@@ -197,7 +205,7 @@ class RunService:
         trajectory = self._catalog.resolve_trajectory(ref)
         return ports.connect(self._sessions.find(trajectory.id), trajectory, port, ended)
 
-    def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:
+    def resume(self, ref: str, *, decisions: tuple[DecisionFields, ...] = ()) -> Trajectory:
         """Go on with a trajectory whose program is not running: start it again from the top, replay the journal up to
         the head, and let it run on. Returns when it is started; `events` follows it. Conflict: it runs, or has
         finished; UsageError: it has no program; Undecided: the outcome of irreversible calls is unknown and `decisions`
@@ -205,18 +213,20 @@ class RunService:
         return self._resumes.resume(self._catalog.resolve_trajectory(ref), decisions)
 
     def stop(self, ref: str, *, discard: bool = False) -> Trajectory:
-        """Cut off the commands that `exec` runs in it, take a last snapshot if anything changed, and end the sandbox.
-        Not an error when it is not running. With `discard` there is no last snapshot, and what changed since the head is
-        lost. OutOfSpace: there is no room for the snapshot; the sandbox goes on."""
+        """Take a last snapshot if anything changed and end the sandbox. `discard`: without one.
+
+        Commands that `exec` runs in it are cut off. Not an error when it is not running. OutOfSpace: there is no room for
+        the snapshot; the sandbox goes on."""
         trajectory = self._catalog.resolve_trajectory(ref)
         if discard:
             reserve.adjust(self._context.state_dir)
         self._sessions.stop(trajectory, keep=not discard)
         return self._catalog.get_trajectory(trajectory.id)
 
-    def remove(self, ref: str, *, force: bool) -> None:
-        """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks;
-        UsageError: `ref` is a tag or a snapshot."""
+    def remove(self, ref: str, *, force: bool = False) -> None:
+        """Forget a trajectory and free what only it used. A tag or a snapshot is refused: it names one of them, not all.
+
+        Conflict when it runs (unless `force`) or has forks; UsageError: `ref` is a tag or a snapshot."""
         trajectory = self._catalog.resolve_trajectory(ref)
         self._check_whole(ref, trajectory)
         if not force:

@@ -250,6 +250,7 @@ declare namespace Api {
 
   interface EnsureImageRequest {
     image: string;
+    limits?: LimitsRequest;
   }
 
   interface EntryInfo {

@@ -5,21 +5,18 @@ from __future__ import annotations
 import signal
 from typing import Annotated
 
-from fastapi import Path as PathParameter
 from fastapi import Query, Request
 from starlette.responses import Response
 
 from snapshotd.api import operations
-from snapshotd.api.commands import BackgroundRequest, InputInfo, InputRequest, SignalRequest
+from snapshotd.api.commands import BackgroundRequest, InputInfo, InputRequest
 from snapshotd.daemon.http import streams
 from snapshotd.daemon.http.decoding import check_argv, data_bytes, environment
 from snapshotd.daemon.http.encoding import command_event
-from snapshotd.daemon.http.routes.shared import NamedDep, Ref, ServiceDep, handles, once_unless_abandoned
+from snapshotd.daemon.http.routes.shared import CommandRef, NamedDep, Ref, ServiceDep, handles, once_unless_abandoned
 from snapshotd.engine.base import CommandInfo
 from snapshotd.errors import Conflict, SandboxFailed
 from snapshotd.types import CallStatus, short
-
-CommandRef = Annotated[str, PathParameter(description="Unique prefix of the command's id.")]
 
 
 @handles(operations.START_COMMAND)
@@ -53,17 +50,6 @@ async def start_command(
     return await once_unless_abandoned(request, service, named, body, start, recalled, undo)
 
 
-@handles(operations.COMMANDS)
-def commands(ref: Ref, service: ServiceDep) -> list[CommandInfo]:
-    """Its background commands: those that run, and the newest of those that have ended, oldest first."""
-    return service.engine.runs.commands(ref)
-
-
-@handles(operations.COMMAND)
-def command(ref: Ref, command: CommandRef, service: ServiceDep) -> CommandInfo:
-    return service.engine.runs.command(ref, command)
-
-
 @handles(
     operations.COMMAND_EVENTS,
     says="Lines: events `started`, `output`, `warning`, and last `finished` with the command's `status`, `exit_code`, "
@@ -78,12 +64,6 @@ async def command_events(
         service.streams,
         lambda emit: streams.each(emit, map(command_event, engine.runs.command_events(ref, command, follow=follow))),
     )
-
-
-@handles(operations.SIGNAL_COMMAND)
-def signal_command(ref: Ref, command: CommandRef, body: SignalRequest, service: ServiceDep) -> CommandInfo:
-    """Send a signal to a command's process group; the one that kills, to all that it started."""
-    return service.engine.runs.signal_command(ref, command, body.signal)
 
 
 @handles(operations.WRITE_COMMAND)

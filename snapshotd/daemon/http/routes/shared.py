@@ -11,7 +11,7 @@ import json
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
@@ -34,8 +34,11 @@ from snapshotd.daemon.access.tokens import Tokens
 from snapshotd.daemon.http.carrying import ConnectionLimit
 from snapshotd.daemon.http.counting import RequestCounts
 from snapshotd.daemon.http.encoding import json_bytes
+from snapshotd.daemon.http.peer import client_pid
+from snapshotd.daemon.http.problems import check_query, load_json
 from snapshotd.daemon.http.streams import JSON, StreamLimit
 from snapshotd.daemon.http.watching import Watchers
+from snapshotd.engine.base import Opener
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import UsageError
 from snapshotd.kernel import turns
@@ -103,6 +106,22 @@ class JsonRoute(APIRoute):
         with seen_by(caller.tenant):
             await super().handle(scope, receive, send)
 
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle, known = super().get_route_handler(), {field.alias for field in self.dependant.query_params}
+
+        async def strictly(request: Request) -> Response:
+            check_query(request.query_params.multi_items(), known)
+            return await handle(_Strict(request.scope, request.receive))
+
+        return strictly
+
+
+class _Strict(Request):
+    """A request in whose JSON each name stands once."""
+
+    async def json(self) -> Any:
+        return load_json(await self.body())
+
 
 ROUTER = APIRouter(
     route_class=JsonRoute,
@@ -114,9 +133,12 @@ first request."""
 H = TypeVar("H", bound=Callable[..., Any])
 
 
-def handles(operation: Operation[Any], says: str | None = None, takes: str | None = None) -> Callable[[H], H]:
+def handles(
+    operation: Operation[Any], says: str | None = None, takes: str | None = None, about: str | None = None
+) -> Callable[[H], H]:
     """Registers the handler of an operation. It returns values of the engine, or records (`encoding.py`), or the Response
-    that streams the answer. `says`, `takes`: description of a streamed answer, and of a streamed body."""
+    that streams the answer. `says`, `takes`: description of a streamed answer, and of a streamed body. `about`: that of the
+    operation, in place of the handler's docstring."""
     options: dict[str, Any] = {"response_model": operation.answer, "openapi_extra": {"x-scope": operation.scope}}
     if isinstance(operation.answer, str):
         described: dict[str, Any] = {"content": {operation.answer: {}}, "description": says or "Raw bytes."}
@@ -132,6 +154,7 @@ def handles(operation: Operation[Any], says: str | None = None, takes: str | Non
             methods=[operation.method],
             status_code=operation.status,
             tags=[operation.subject],
+            description=about,
             dependencies=[Depends(_check_ref)] if "{ref}" in operation.path else None,
             **options,
         )
@@ -155,12 +178,21 @@ Ref = Annotated[
         description="A tag, a name, or a unique prefix of an id; for a snapshot also a trajectory (its head)."
     ),
 ]
+CommandRef = Annotated[str, PathParameter(description="Unique prefix of the command's id.")]
 PathB64 = Annotated[str, Query(description="Path in the sandbox, relative to its root, as base64 of its bytes.")]
 
 
 async def _check_ref(request: Request) -> None:
     """NotFound for a ref in the URL that nothing can have."""
     check_ref(request.path_params["ref"])
+
+
+async def opener_of(request: Request) -> Opener:
+    """The client, for a verb that opens its folder."""
+    return Opener(namespace_pid=client_pid(request) or None)
+
+
+OpenerDep = Annotated[Opener, Depends(opener_of)]
 
 
 def principal_of(request: Request) -> Principal:
