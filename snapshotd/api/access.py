@@ -26,7 +26,7 @@ class CreateTokenRequest(Request):
 
 @record(frozen=True)
 class TokenInfo(ApiRecord):
-    id: str
+    token_id: str
     name: str
     scopes: tuple[str, ...]
     tenant: str | None

@@ -153,6 +153,7 @@ COMMAND_EVENTS = Operation[Any]("GET", "/trajectories/{ref}/commands/{command}/e
 SIGNAL_COMMAND = Operation(
     "POST", "/trajectories/{ref}/commands/{command}/signal", CommandInfo, RUN, "runs", body=SignalRequest, by="runs"
 )
+REMOVE_SERVICE = Operation("DELETE", "/trajectories/{ref}/services/{name}", SnapshotInfo, RUN, "runs", once=True)
 WRITE_COMMAND = Operation(
     "POST", "/trajectories/{ref}/commands/{command}/stdin", InputInfo, RUN, "runs", body=InputRequest
 )

@@ -150,16 +150,21 @@ class Cpus(click.ParamType):  # type: ignore[type-arg]
 
 
 class PortPair(click.ParamType):  # type: ignore[type-arg]
-    """`8000`, `8000:9000`: a port in the sandbox and one of this machine (None: any)."""
+    """`8000`, `8000:9000`, `db`, `db:9000`: a port in the sandbox, or the service that has one, and one of this machine
+    (None: any)."""
 
     name = "port"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int | None]:
-        match = re.fullmatch(r"([0-9]{1,5})(?::([0-9]{1,5}))?", value)
-        number, local = (int(match[1]), int(match[2] or 0)) if match else (0, 0)
-        if not (match and 1 <= number <= 65535 and local <= 65535):
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int | str, int | None]:
+        match = re.fullmatch(r"([0-9]{1,5}|[A-Za-z0-9][A-Za-z0-9_.-]{0,63})(?::([0-9]{1,5}))?", value)
+        place, local = (match[1], int(match[2] or 0)) if match else ("0", 0)
+        number: int | str = int(place) if place.isdecimal() else place
+        if not (match and (isinstance(number, str) or 1 <= number <= 65535) and local <= 65535):
             self.fail(
-                f"{value!r} is not a port: write PORT or PORT:LOCAL with numbers up to 65535, such as 8000 or 8000:9000",
+                f"{value!r} is not a port: write PORT or PORT:LOCAL with numbers up to 65535, such as 8000 or 8000:9000, or the "
+                "name of a service for PORT",
                 param,
                 ctx,
             )
@@ -329,6 +334,12 @@ def sandbox_options(function: F) -> F:
             metavar="SIZE",
             help="Most that its files above the image may take: 500m, 20g.  [default: half of the layers' disk]",
         ),
+        click.option(
+            "--services",
+            metavar="FILE",
+            type=click.Path(),
+            help="TOML file of services that start with the sandbox, and come back in its forks (docs/services.md).",
+        ),
         click.option("--name", type=Name(), metavar="NAME", help="Name for the trajectory."),
         click.option(
             "--runtime",
@@ -452,5 +463,7 @@ complete_tag = _complete(lambda client, _: [(tag, None) for item in client.all_s
 complete_image = _complete(lambda client, _: [(item.name or short(item.id), None) for item in client.images()])
 complete_experiment = _complete(lambda client, _: [(item.name, None) for item in client.experiments()])
 complete_approval = _complete(lambda client, _: [(short(item.id), item.name) for item in client.approvals("pending")])
-complete_command = _complete(lambda client, line: [(short(item.id), item.status) for item in client.commands(line)])
+complete_command = _complete(
+    lambda client, line: [(item.service or short(item.id), item.status) for item in client.commands(line)]
+)
 complete_task = _complete(lambda client, line: [(item.name, item.status) for item in client.tasks(line)])

@@ -118,7 +118,7 @@ modules of one line may import each other."""
 MOST_MODULES = 20
 """A folder with more is no room where something is found at a glance."""
 
-FOR_ALL = ("types", "terms", "errors", "failpoints", "config", "junit", "scores", "at_once")
+FOR_ALL = ("types", "terms", "errors", "failpoints", "config", "junit", "scores", "service", "at_once")
 """Modules at the top that everybody may import, and that import only each other."""
 
 INTERFACES = ("store", "repo", "catalog", "runtime", "images", "gateway", "engine")

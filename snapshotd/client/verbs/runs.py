@@ -10,12 +10,13 @@ from snapshotd.api import operations
 from snapshotd.api.snapshots import SnapshotInfo, SnapshotRequest
 from snapshotd.api.trajectories import CreateRequest, LimitsRequest, Provider, RunAgentRequest, TrajectoryInfo
 from snapshotd.client.following import Following
-from snapshotd.client.local.arguments import absolute, check_seconds, instances_of, texts_of, words_of
+from snapshotd.client.local.arguments import absolute, check_seconds, instances_of, local_path, texts_of, words_of
 from snapshotd.client.local.sizes import limit_fields
 from snapshotd.client.twofold import stream, verb
 from snapshotd.client.verbs.base import VerbPart, Wait
 from snapshotd.client.verbs.commands import OutputSink, ShownOutput
 from snapshotd.errors import UsageError
+from snapshotd.service import parse
 from snapshotd.terms import DEFAULT_TENANT
 
 
@@ -25,7 +26,8 @@ class SandboxOptions(TypedDict, total=False):
     the model providers that the recording gateway forwards to, and with `capture_tokens` it asks them for token ids and
     log probabilities (docs/agents/training.md); `tenant` is the tenant of the key-value store that its agents read and
     write. `requirements` is a file of Python packages that its programs find, and `program` a folder of this machine
-    that it has at /opt/agent-program."""
+    that it has at /opt/agent-program. `services` is a TOML file of services, which are ready before the answer, or the
+    agent, comes (docs/services.md)."""
 
     image: str
     runtime: str
@@ -43,6 +45,7 @@ class SandboxOptions(TypedDict, total=False):
     tenant: str
     requirements: str | Path | None
     program: str | Path | None
+    services: str | Path | None
 
 
 class RunVerbs(VerbPart):
@@ -179,6 +182,19 @@ class RunVerbs(VerbPart):
         await self._transport.call(operations.REMOVE, ref, query={"force": force or None})
 
 
+def services_text(path: str | Path) -> str:
+    """The content of a local file of services. UsageError, LimitExceeded."""
+    try:
+        text = local_path(path, "services").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "it is no UTF-8"
+        raise UsageError(
+            f"the file of services {str(path)!r} cannot be read: {why}; name one that you may read"
+        ) from exc
+    parse(text, str(path))
+    return text
+
+
 def sandbox_fields(
     *,
     image: str = "default",
@@ -197,6 +213,7 @@ def sandbox_fields(
     tenant: str = DEFAULT_TENANT,
     requirements: str | Path | None = None,
     program: str | Path | None = None,
+    services: str | Path | None = None,
 ) -> dict[str, Any]:
     """The fields of a new sandbox, by their names in `SandboxFields`. UsageError for text that is no amount."""
     return {
@@ -212,5 +229,6 @@ def sandbox_fields(
         "tenant": tenant,
         "requirements": absolute(requirements, "requirements"),
         "program": absolute(program, "program"),
+        "services": None if services is None else services_text(services),
         "limits": LimitsRequest(**limit_fields(memory, cpus, pids, disk)),
     }

@@ -69,6 +69,7 @@ def sandbox_request(body: SandboxFields, namespace_pid: int) -> base.SandboxRequ
         limits=t.Limits(**given) if (given := given_limits(body.limits)) else None,
         requirements=_given_path(body.requirements, "requirements file"),
         program=_given_path(body.program, "folder of the program"),
+        services=body.services,
         idle_timeout_s=body.idle_timeout_s if isinstance(body, CreateRequest) else 0.0,
     )
 

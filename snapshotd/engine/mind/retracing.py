@@ -46,6 +46,7 @@ class NoReplay:
         self.lock = threading.RLock()
         """Guards the replay; taken before the sandbox's lock."""
         self._held: HeldMessages | None = None
+        self._files_stay: Callable[[], object] | None = None
 
     @property
     def retraces(self) -> bool:
@@ -98,6 +99,15 @@ class NoReplay:
 
     def before_live(self, call: Callable[[], None]) -> None:
         """Have `call` called when the replay ends, before the program goes live."""
+
+    def when_files_stay(self, call: Callable[[], object]) -> None:
+        """Have `call` called when the replay has brought the last files: what is written from then on stays."""
+        self._files_stay = call
+
+    def _let_files_stay(self) -> None:
+        call, self._files_stay = self._files_stay, None
+        if call is not None:
+            call()
 
     def when_live(self, call: Callable[[], None]) -> None:
         """Call now, and when the program has gone live."""
@@ -374,8 +384,10 @@ class Retracing(NoReplay):
     def _go_to_newest(self) -> None:
         self._places.go_to(self.sandbox, self._way.newest)
         self._way.has_newest = True
+        self._let_files_stay()
 
     def _live(self) -> None:
+        self._let_files_stay()
         self._before_live()
         with self.sandbox.lock:
             state = self.sandbox.mind.state
@@ -405,7 +417,7 @@ class Retracing(NoReplay):
 
     def _branch(self, expected: str, actual: str) -> None:
         if self._way.reached.id != self.sandbox.head:
-            kept = _count_same(self._catalog.conversation(self._way.reached.id), self.told(0))
+            kept = Retelling.count_same(self._catalog.conversation(self._way.reached.id), self.told(0))
             met = self.told(kept)
             models = [replace(entry, id=CallID(new_id()), snapshot=None) for entry in self._way.models]
             with self.sandbox.lock:
@@ -483,8 +495,3 @@ class Retracing(NoReplay):
         log = self._context.events.live(self.sandbox.trajectory.id)
         if log is not None:
             log.append(event)
-
-
-def _count_same(one: Iterator[Message], other: Iterator[Message]) -> int:
-    """The number of messages with which both begin."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -55,7 +55,7 @@ class BranchingService:
         forget: Callable[[TrajectoryID], None],
     ) -> None:
         """`listener` is told of every step; `forget`: as in `Editing`."""
-        self._context, self._catalog = context, context.catalog
+        self._context, self._catalog, self._sessions = context, context.catalog, sessions
         self._folder_rewinds, self._forks, self._resumes = folder_rewinds, forks, resumes
         self._effects = Effects(context, sessions, gate, listener)
         self._rewinding = Rewinding(context, sessions, cold, self._effects, listener)
@@ -193,7 +193,11 @@ class BranchingService:
             if resume:
                 self._check_program(self._catalog.get_trajectory(source.trajectory))
             edited = self._editing.edit(source, request, name)
-        return self._resumes.resume(edited, ()) if resume else edited
+        if resume:
+            return self._resumes.resume(edited, ())
+        if (sandbox := self._sessions.find(edited.id)) is not None:
+            self._sessions.services.revive(sandbox)
+        return edited
 
     def retry(self, ref: str, task: str, *, compensate: bool = True, resume: bool = True) -> Snapshot:
         """Go back to before a task began, compensate its irreversible calls, and let the program go on from there.

@@ -28,10 +28,11 @@ from snapshotd.engine.runs.creation import Creation, throw_away
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions, check_not_running
 from snapshotd.engine.sandbox.background import Background
+from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.storing import reserve
 from snapshotd.engine.storing.archive_queue import Archive
 from snapshotd.engine.storing.evict import Disposal
-from snapshotd.errors import UsageError
+from snapshotd.errors import SandboxFailed, UsageError
 from snapshotd.types import NO_ISOLATION, ExperimentID, Snapshot, Trajectory, TrajectoryID, short
 
 
@@ -57,6 +58,7 @@ class RunService:
         sandbox.use.end_when_idle(request.idle_timeout_s)
         try:
             self._sessions.adopt(sandbox, calls)
+            self._start_services(sandbox)
         except BaseException:
             self._sessions.discard(sandbox)
             self._disposal.forget(trajectory.id)
@@ -79,6 +81,7 @@ class RunService:
         )
         try:
             self._sessions.adopt(sandbox, calls)
+            self._start_services(sandbox)
             assert trajectory.agent is not None
             self._sessions.start_agent(sandbox, trajectory.agent, first=snapshot)
         except BaseException:
@@ -86,6 +89,12 @@ class RunService:
             self._disposal.forget(trajectory.id)
             raise
         return trajectory
+
+    def _start_services(self, sandbox: Sandbox) -> None:
+        """SandboxFailed: one of the services that a new sandbox declares does not get ready."""
+        failures = self._sessions.services.start(sandbox)
+        if failures:
+            raise SandboxFailed(f"the sandbox is not made: {failures[0]}")
 
     def sandboxes(self) -> list[SandboxInfo]:
         """The live sandboxes."""
@@ -139,46 +148,61 @@ class RunService:
             owner = self._catalog.get_trajectory(source.trajectory)
             trajectory, _ = throw_away(self._context.sandbox_spec(owner.spec), source.stack, env=owner.env)
             trajectory = replace(trajectory, head=source.id, forked_from=source.id)  # it may see its ancestors' secrets
-            with self._sessions.throw_aways.start(trajectory, source) as sandbox:
+            throw_aways, services = self._sessions.throw_aways, self._sessions.services
+            with throw_aways.start(trajectory, source) as sandbox, services.beside(sandbox):
                 return self._sessions.commands.exec(sandbox, request, sink=sink, record=False, caller=caller)
 
     def exec_in_background(self, ref: str, request: BackgroundRequest) -> CommandInfo:
         """Start a command as `exec` does and return at once. Steps go on beside it; its own snapshot is taken when it
         ends. It needs no client, and goes on at the next daemon. `stop`, a rewind and the end of its sandbox's program
         end it as `interrupted`. LimitExceeded: too many run in the sandbox. With `stdin` its standard input is what
-        `write_command` writes, otherwise empty."""
+        `write_command` writes, otherwise empty. With `service` it is declared to be one: see `SandboxServices.declare`."""
         sandbox = self._sessions.running(self._trajectory(ref), request.idle_timeout_s)
+        if request.service is not None:
+            self._sessions.check_place(sandbox)
+            return self._sessions.services.declare(sandbox, request)
         return self._sessions.commands.begin(sandbox, request)
+
+    def remove_service(self, ref: str, name: str) -> Snapshot:
+        """End a service, and take its declaration away, in one step: the new snapshot is the first without it. The sandbox is
+        started for that if it does not run. NotFound: the sandbox's files declare no service of that name."""
+        trajectory = self._trajectory(ref)
+        sandbox = self._sessions.running(trajectory, services=False)
+        try:
+            self._sessions.check_place(sandbox)
+            return self._sessions.services.remove(sandbox, name)
+        finally:
+            self._sessions.services.revive(sandbox)
 
     def commands(self, ref: str) -> list[CommandInfo]:
         """Its background commands: those that run, and the newest of those that have ended, oldest first.
 
         Also those that run in the foreground and whose client has gone away."""
-        return self._sessions.commands.all_of(self._trajectory(ref).id)
+        return self._sessions.commands.known.all_of(self._trajectory(ref).id)
 
     def command(self, ref: str, command: str) -> CommandInfo:
         """A command of a trajectory, by a unique prefix of its id.
 
         NotFound, Ambiguous; so do all that take `command`."""
-        return self._sessions.commands.find(self._trajectory(ref), command)
+        return self._sessions.commands.known.find(self._trajectory(ref), command)
 
     def command_events(self, ref: str, command: str, *, follow: bool) -> Iterator[Event]:
         """The events of a command from its beginning: `started`, `output`, `finished` (with `status`, `exit_code`,
         `snapshot`). With `follow`, waits for more until `finished`. UsageError: it runs in the foreground, so its client
         has its input and output; `write_command` alike."""
-        return self._sessions.commands.events(self._trajectory(ref), command, follow=follow)
+        return self._sessions.commands.known.events(self._trajectory(ref), command, follow=follow)
 
     def signal_command(self, ref: str, command: str, signal: int) -> CommandInfo:
         """Send a signal to a command's process group; the one that kills, to all that it started.
 
         Conflict: it has ended."""
-        return self._sessions.commands.signal(self._trajectory(ref), command, signal)
+        return self._sessions.commands.known.signal(self._trajectory(ref), command, signal)
 
     def write_command(self, ref: str, command: str, data: bytes, *, end: bool) -> int:
         """Write to a command's standard input, and with `end` close it behind the data. Returns the number of bytes that
         the command took within some seconds; its input is closed only if that is all. UsageError: it has no input;
         Conflict: it has ended, or its input has."""
-        return self._sessions.commands.write(self._trajectory(ref), command, data, end=end)
+        return self._sessions.commands.known.write(self._trajectory(ref), command, data, end=end)
 
     def take_snapshot(self, ref: str, *, name: str | None = None, if_changed: bool = False) -> Snapshot:
         """Take a snapshot of a running sandbox as it is now. Processes in it run on. `Conflict`: it does not run, its

@@ -83,6 +83,7 @@ declare namespace Api {
     cwd?: string | null;
     env?: Record<string, string>;
     idle_timeout_s?: number | null;
+    service?: ServiceOptions | null;
     stdin?: boolean;
     timeout_s?: number | null;
     user?: string | null;
@@ -136,6 +137,10 @@ declare namespace Api {
     error: string | null;
     exit_code: number | null;
     id: string;
+    port: number | null;
+    restarts: number;
+    service: string | null;
+    service_state: "starting" | "ready" | "ended" | "failed" | "stopped" | null;
     snapshot: string | null;
     started_at: string;
     status: "running" | "done" | "failed" | "interrupted" | "timed-out" | "unknown";
@@ -177,6 +182,7 @@ declare namespace Api {
     requirements?: string | null;
     runtime?: "auto" | "runc" | "docker" | "none";
     secrets?: Record<string, string>;
+    services?: string | null;
     tenant?: string;
     workspace?: string | null;
   }
@@ -370,6 +376,7 @@ declare namespace Api {
   interface ForkInfo {
     experiment: string;
     trajectories: (TrajectoryInfo)[];
+    warnings: (string)[];
   }
 
   interface ForkQueueRequest {
@@ -638,6 +645,7 @@ declare namespace Api {
     reuse_replies?: boolean;
     runtime?: "auto" | "runc" | "docker" | "none";
     secrets?: Record<string, string>;
+    services?: string | null;
     tenant?: string;
     user?: string | null;
     workspace?: string | null;
@@ -655,6 +663,7 @@ declare namespace Api {
     requirements?: string | null;
     runtime?: "auto" | "runc" | "docker" | "none";
     secrets?: Record<string, string>;
+    services?: string | null;
     tenant?: string;
     workspace?: string | null;
   }
@@ -715,6 +724,15 @@ declare namespace Api {
     prefix?: string;
     tenant?: string;
     where?: Record<string, string | number | number | boolean | null>;
+  }
+
+  interface ServiceOptions {
+    name: string;
+    port?: number | null;
+    ready?: string | null;
+    ready_timeout_s?: number;
+    required?: boolean;
+    restarts?: number;
   }
 
   interface SignalRequest {
@@ -796,10 +814,10 @@ declare namespace Api {
     created_at: string;
     expires_at: string | null;
     has_expired: boolean;
-    id: string;
     name: string;
     scopes: (string)[];
     tenant: string | null;
+    token_id: string;
   }
 
   interface Tool {

@@ -16,7 +16,7 @@ from tests.unit.cli.world import World
 ELSEWHERE = {"bisect", "daemon", "merge", "port"}
 SAID_ELSEWHERE = {
     *("first_bad", "last_good", "unknown", "tried", "round", "rounds", "outcome", "flaky"),  # bisect
-    *("address", "port"),
+    "address",
     *("durability", "free_bytes", "free_memory_bytes", "image_count", "instance", "layer_kind", "policy_file"),
     *(
         "runtimes",
@@ -29,7 +29,7 @@ SAID_ELSEWHERE = {
         "tag_count",
         "weaker",
     ),
-    *("happened_at", "caller", "token_id", "verb", "listening", "fingerprint"),  # a daemon that other machines reach
+    *("happened_at", "caller", "verb", "listening", "fingerprint"),  # a daemon that other machines reach
     *("merged", "object", "pack", "what"),  # an apply, and damage
     *("left_out", "output", "hash", "reuse", "checkpoints", "from", "to", "stderr_b64"),
     *("input_tokens", "output_tokens", "cached_tokens", "cost_usd"),

@@ -51,7 +51,8 @@ def create(
 ) -> int:
     """Make a token.
 
-    Prints its text, which is shown this once. With --json: {"token","info":{id,name,scopes,tenant,created_at,expires_at,has_expired}}.
+    Prints its text, which is shown this once. With --json:
+    {"token","info":{token_id,name,scopes,tenant,created_at,expires_at,has_expired}}.
     """
     made = connect(ctx).create_token(name, scopes=scopes, tenant=tenant, expires_s=expires)
     if as_json:
@@ -68,7 +69,7 @@ def create(
 def list_(ctx: click.Context, as_json: bool) -> int:
     """List tokens.
 
-    With --json: an array of {"id","name","scopes","tenant","created_at","expires_at","has_expired"}.
+    With --json: an array of {"token_id","name","scopes","tenant","created_at","expires_at","has_expired"}.
     """
     found = connect(ctx).tokens()
     if as_json:
@@ -97,7 +98,7 @@ def revoke(ctx: click.Context, tokens: tuple[str, ...], as_json: bool) -> int:
 
 def _row(one: TokenInfo) -> tuple[str, ...]:
     expires = "never" if one.expires_at is None else one.expires_at[:16] + ("  expired" if one.has_expired else "")
-    return one.name, one.id, ",".join(one.scopes), one.tenant or "(all)", one.created_at[:16], expires
+    return one.name, one.token_id, ",".join(one.scopes), one.tenant or "(all)", one.created_at[:16], expires
 
 
 command.add_command(create)

@@ -178,7 +178,7 @@ Ref = Annotated[
         description="A tag, a name, or a unique prefix of an id; for a snapshot also a trajectory (its head)."
     ),
 ]
-CommandRef = Annotated[str, PathParameter(description="Unique prefix of the command's id.")]
+CommandRef = Annotated[str, PathParameter(description="Unique prefix of the command's id, or a service's name.")]
 PathB64 = Annotated[str, Query(description="Path in the sandbox, relative to its root, as base64 of its bytes.")]
 
 
