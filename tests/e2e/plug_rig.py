@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -63,3 +64,34 @@ def packages(name: str, *pins: str) -> Path:
         sys.path.append(str(folder))
         return folder
     return Path(next(iter(find_spec(name).submodule_search_locations or ()))).parent  # type: ignore[union-attr]
+
+
+def run_suite(suite: str, folder: Path, snap: Snap, report: Path) -> tuple[int, set[str]]:
+    """Run a framework's own suite, a file in `programs`, with its packages; returns how many tests passed, and the others."""
+    done = subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-c",
+                "/dev/null",
+                "-p",
+                "pytest_asyncio",
+                "-p",
+                "no:cacheprovider",
+            ),
+            *("-o", "asyncio_mode=auto", "--rootdir", str(report.parent), f"--junitxml={report}"),
+            str(Path(__file__).with_name("programs") / suite),
+        ],
+        env={**snap.env, "PYTHONPATH": f"{folder}:{ROOT}"},
+        cwd=report.parent,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert report.exists(), done.stdout + done.stderr
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    failed = {case.attrib["name"] for case in cases if len(case) and case[0].tag in ("failure", "error", "skipped")}
+    return len(cases) - len(failed), failed

@@ -188,7 +188,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.each_runtime
+@pytest.mark.long
 def test_postgresql_answers_with_the_rows_of_the_moment(own_snap: Snap, runtime: str, postgres: Path) -> None:
     snap = own_snap
     sandbox = sandbox_of(snap, runtime, "--name", "shop")

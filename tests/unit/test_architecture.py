@@ -162,6 +162,9 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "fastapi": ("daemon/",),
     "agents": ("integrations/openai_agents/",),  # is openai-agents
     "claude_agent_sdk": ("integrations/claude_agent/",),
+    "deepagents": ("integrations/deepagents/",),
+    "opentelemetry": ("integrations/otel/",),
+    "inspect_ai": ("integrations/inspect_ai/",),
     "mcp": ("integrations/mcp/",),
     "mcp_types": ("integrations/mcp/",),  # comes with mcp
     "uvicorn": ("daemon/", "page/server.py", "integrations/mcp/"),
@@ -172,6 +175,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
         "engine/experiments/",
         "integrations/mcp/",
         "integrations/openai_agents/",
+        "integrations/inspect_ai/",
     ),  # comes with fastapi
     "anyio": ("daemon/", "integrations/mcp/"),  # comes with fastapi
     "requests": ("runtime/", "images/docker.py", "images/registry.py"),  # what docker raises; comes with it

@@ -60,6 +60,22 @@ INTEGRATIONS = {
             "sessions of the Claude Agent SDK, bound to the files of their folder",
         ),
         Integration(
+            "deepagents",
+            "deepagents",
+            (0, 7, 32),
+            (0, 8),
+            "snapshotd.integrations.deepagents",
+            "a sandbox for DeepAgents that goes back with its thread",
+        ),
+        Integration(
+            "inspect-ai",
+            "inspect-ai",
+            (0, 3, 285),
+            (0, 4),
+            "snapshotd.integrations.inspect_ai",
+            "sandboxes for Inspect AI, whose logs name snapshots",
+        ),
+        Integration(
             "langgraph",
             "langgraph",
             (1, 2),
@@ -82,6 +98,14 @@ INTEGRATIONS = {
             (0, 25),
             "snapshotd.integrations.openai_agents",
             "sandboxes and sessions for the OpenAI Agents SDK",
+        ),
+        Integration(
+            "otel",
+            "opentelemetry-sdk",
+            (1, 40),
+            (2,),
+            "snapshotd.integrations.otel",
+            "spans of steps and model calls for OpenTelemetry",
         ),
     )
 }
