@@ -16,7 +16,7 @@ from typing import Any
 
 from snapshotd.errors import UsageError
 
-CLIENT = ("state_dir", "socket", "reconnect_s")
+CLIENT = ("state_dir", "socket", "host", "token", "tls_pin", "tls_ca", "reconnect_s")
 """The settings that the client and the command line read. The daemon reads all."""
 _PASSWORD = re.compile(r"(?<=://)[^/@]*@")
 _BYTES_MOST = 1 << 60
@@ -136,6 +136,50 @@ class Config:
         "The daemon's socket; `--socket` comes first. Where only a socket is named, no command starts a daemon.",
         "a path",
     )
+    host: str = _text(
+        "SNAPSHOTD_HOST",
+        "",
+        "this machine",
+        "The machine of the daemon that commands and clients use ([access](access.md)); `--socket` and `--state-dir` come first.",
+        "`https://HOST:PORT`, `ssh://USER@HOST` or `unix://SOCKET`",
+    )
+    token: str = _text(
+        "SNAPSHOTD_TOKEN",
+        "",
+        "the one that `snapshotd login` has kept",
+        "The token that is shown to a daemon on another machine.",
+        "a token",
+    )
+    tls_pin: str = _text(
+        "SNAPSHOTD_TLS_PIN",
+        "",
+        "the one that `snapshotd login` has kept",
+        "Fingerprint of that daemon's certificate.",
+        "`sha256:` and 64 hexadecimal characters",
+    )
+    tls_ca: str = _text(
+        "SNAPSHOTD_TLS_CA",
+        "",
+        "the system's, where nothing is kept",
+        "Certificates that may have signed that daemon's, in PEM.",
+        "a path",
+    )
+    listen: str = _text(
+        "SNAPSHOTD_LISTEN",
+        "",
+        "no address",
+        "Where other machines reach the daemon, with TLS: `0.0.0.0:7676`; on the loopback `http://` goes without "
+        "([access](access.md)). `serve --listen` comes first.",
+        "an address of this machine and a port",
+    )
+    tls_cert: str = _text(
+        "SNAPSHOTD_TLS_CERT",
+        "",
+        "a certificate that the daemon makes",
+        "The certificate that other machines are shown, in PEM, with those that it was signed by.",
+        "a path",
+    )
+    tls_key: str = _text("SNAPSHOTD_TLS_KEY", "", "as the certificate", "The key of the certificate, in PEM.", "a path")
     reconnect_s: float = _setting(
         "SNAPSHOTD_RECONNECT_S",
         600.0,
@@ -265,8 +309,8 @@ class Config:
     """Names of the settings that the environment gave."""
 
     def shown(self) -> dict[str, Any]:
-        """Variable to value, without passwords."""
-        values = {item.metadata["variable"]: getattr(self, item.name) for item in settings()}
+        """Variable to value, without passwords and the token, which is no setting of the daemon's."""
+        values = {item.metadata["variable"]: getattr(self, item.name) for item in settings() if item.name != "token"}
         return {name: _PASSWORD.sub("", v) if isinstance(v, str) else v for name, v in values.items()}
 
 
@@ -311,6 +355,13 @@ def places(environ: Mapping[str, str] = os.environ) -> UserPlaces:
     state = Path(state_home) if state_home.startswith("/") else Path(home, ".local", "state")
     sockets = Path(runtime_dir, "snapshotd") if runtime_dir.startswith("/") else Path(f"/tmp/snapshotd-{uid}")
     return UserPlaces(state / "snapshotd", sockets, COVERED / "run", COVERED / "share", run_source=sockets / "run")
+
+
+def config_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """The user's folder of what commands keep for themselves."""
+    base = environ.get("XDG_CONFIG_HOME", "")
+    home = environ.get("HOME") or os.path.expanduser("~")
+    return (Path(base) if base.startswith("/") else Path(home, ".config")) / "snapshotd"
 
 
 def passed_on(names: Collection[str]) -> dict[str, str]:

@@ -34,7 +34,10 @@ SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
 """The command that a person's shell is: bash, or sh where there is none."""
 
 DEFAULT_TENANT = "default"
-"""Tenant of the key-value store if the user names none."""
+"""Tenant of a trajectory, and of the key-value store, if the user names none."""
+TENANT_VARIABLE = "SNAPSHOTD_TENANT"
+"""Environment name of a trajectory's tenant, if it is not the default. It is part of the recorded environment, so that
+resumptions and forks have it too; commands do not see it."""
 
 PRUNE_GRACE_S = 600.0
 """Age from which a prune may touch a pack, by default."""

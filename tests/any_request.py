@@ -65,10 +65,17 @@ def operations(without: Mapping[str, str]) -> list[Operation]:
     return [item for item in found if item[1].removeprefix(API_PREFIX) not in without]
 
 
-def ask_anything(socket_path: Path, operation: Operation, known: Mapping[str, str], examples: int) -> None:
+def ask_anything(
+    socket_path: Path,
+    operation: Operation,
+    known: Mapping[str, str],
+    examples: int,
+    *,
+    over: tuple[tuple[str, int], str] | None = None,
+) -> None:
     """Send `examples` requests for an operation. Path parameters are often those of `known`, so that the request goes
-    beyond the question if there is such a thing. AssertionError for an answer with a status of 500 or more, or one that
-    does not come."""
+    beyond the question if there is such a thing. `over`: the address for other machines, and a token; else the socket is
+    asked. AssertionError for an answer with a status of 500 or more, or one that does not come."""
     from schemathesis.generation import GenerationMode
 
     method, path = operation
@@ -89,7 +96,7 @@ def ask_anything(socket_path: Path, operation: Operation, known: Mapping[str, st
         query = {key: value for key, value in (_given(case.query) or {}).items() if value is not None}
         if query:
             target += "?" + urlencode(query, doseq=True, errors="replace")
-        status, text = _answer(socket_path, method, target, _body(case))
+        status, text = _answer(socket_path, method, target, _body(case), over)
         assert status < 500, f"{method} {target} {case.body!r}: {status} {text!r}"
 
     anything()
@@ -113,13 +120,21 @@ def _body(case: Any) -> tuple[bytes | None, str | None]:
     return json.dumps(body).encode() + b"\n", kind
 
 
-def _answer(socket_path: Path, method: str, target: str, body: tuple[bytes | None, str | None]) -> tuple[int, bytes]:
+def _answer(
+    socket_path: Path,
+    method: str,
+    target: str,
+    body: tuple[bytes | None, str | None],
+    over: tuple[tuple[str, int], str] | None,
+) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("snapshotd", timeout=TIMEOUT_S)
-    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock = socket.socket(socket.AF_UNIX if over is None else socket.AF_INET)
     connection.sock.settimeout(TIMEOUT_S)
     try:
-        connection.sock.connect(str(socket_path))
+        connection.sock.connect(str(socket_path) if over is None else over[0])
         headers = {VERSION_HEADER: API_VERSION, "Content-Type": body[1] or "application/json"}
+        if over is not None:
+            headers["Authorization"] = f"Bearer {over[1]}"
         try:
             connection.request(method, target, body[0], headers)
         except (BrokenPipeError, ConnectionResetError):

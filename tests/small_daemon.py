@@ -4,6 +4,7 @@ programs of tests/programs. A command `crash` is a defect of the engine, a comma
 file `broken` of a workspace cannot be read to its end.
 
 In the environment: SMALL_PORTS has a sandbox's ports be those of this machine, where a plain folder has none;
+SMALL_LISTEN is where it listens for other machines;
 SMALL_REFUSING refuses what would read or write any folder of this machine, as it is told;
 SMALL_SANDBOXED takes every peer for a sandboxed one, SMALL_FAILURE is what the engine says when it is
 opened, SMALL_EXIT dies without a word.
@@ -21,6 +22,7 @@ from typing import Any
 
 from snapshotd.api.commands import ExecRequest
 from snapshotd.config import UserPlaces, read
+from snapshotd.daemon.access.address import parse_listen
 from snapshotd.daemon.host import Footing
 from snapshotd.daemon.server import ServerOptions, serve
 from snapshotd.daemon.wiring import open_engine
@@ -107,7 +109,10 @@ def main() -> int:
     places = UserPlaces(state_dir, beside, beside / "run", beside / "share")
     footing = Footing(places, Mode.FOLDER)
     sandboxed = (lambda pid: True) if "SMALL_SANDBOXED" in os.environ else None
-    options = ServerOptions(state_dir, socket_path, ready_fd=ready_fd, footing=footing, is_sandboxed=sandboxed)
+    listen = parse_listen(os.environ["SMALL_LISTEN"]) if "SMALL_LISTEN" in os.environ else None
+    options = ServerOptions(
+        state_dir, socket_path, ready_fd=ready_fd, footing=footing, is_sandboxed=sandboxed, listen=listen
+    )
     if "SMALL_EXIT" in os.environ:
         return 3
     try:

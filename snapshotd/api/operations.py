@@ -4,9 +4,10 @@ they say; docs/openapi.json is made of them."""
 from __future__ import annotations
 
 import re
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote
 
+from snapshotd.api.access import AuditInfo, CreatedTokenInfo, CreateTokenRequest, Scope, TokenInfo
 from snapshotd.api.approvals import ApprovalInfo, ApprovalView, ApproveRequest, AskRequest, DenyRequest
 from snapshotd.api.commands import BackgroundRequest, CommandInfo, ExecRequest, InputInfo, InputRequest, SignalRequest
 from snapshotd.api.experiments import (
@@ -70,9 +71,9 @@ from snapshotd.api.values import PutValueRequest, SearchRequest, ValueInfo
 from snapshotd.api.wire import BYTES, FRAMES, LINES, TEXT, check_ref
 
 A = TypeVar("A")
-Scope = Literal["read", "run", "approve", "admin"]
 READ: Final = "read"
-"""Looking. The others: what changes trajectories and values; deciding for a person; the daemon, its storage and images."""
+"""Looking. The others: what changes trajectories and values; deciding for a person; the daemon, its storage and images, and
+all that names a path of its machine."""
 RUN: Final = "run"
 APPROVE: Final = "approve"
 ADMIN: Final = "admin"
@@ -128,7 +129,7 @@ class Operation(Generic[A]):
 
 
 CREATE = Operation("POST", "/sandboxes", CreatedInfo, RUN, "runs", body=CreateRequest, once=True, status=201)
-SANDBOXES = Operation("GET", "/sandboxes", list[SandboxInfo], READ, "runs", by="runs")
+SANDBOXES = Operation("GET", "/sandboxes", list[SandboxInfo], READ, "runs")
 RUN_AGENT = Operation("POST", "/runs", TrajectoryInfo, RUN, "runs", body=RunAgentRequest, once=True, status=201)
 STOP = Operation("POST", "/trajectories/{ref}/stop", TrajectoryInfo, RUN, "runs", by="runs")
 TAKE_SNAPSHOT = Operation(
@@ -157,7 +158,7 @@ WRITE_COMMAND = Operation(
     "POST", "/trajectories/{ref}/commands/{command}/stdin", InputInfo, RUN, "runs", body=InputRequest
 )
 
-TRAJECTORIES = Operation("GET", "/trajectories", list[TrajectoryInfo], READ, "trajectories", by="snapshots")
+TRAJECTORIES = Operation("GET", "/trajectories", list[TrajectoryInfo], READ, "trajectories")
 TRAJECTORY = Operation("GET", "/trajectories/{ref}", TrajectoryInfo, READ, "trajectories", by="snapshots")
 REMOVE = Operation[None]("DELETE", "/trajectories/{ref}", None, RUN, "trajectories", by="runs")
 OVERVIEW = Operation("GET", "/overview", list[OverviewInfo], READ, "trajectories")
@@ -170,7 +171,7 @@ CONVERSATION = Operation("GET", "/snapshots/{ref}/conversation", list[MessageInf
 OUTPUT = Operation[Any]("GET", "/snapshots/{ref}/output/{which}", BYTES, READ, "snapshots")
 CAT = Operation[Any]("GET", "/snapshots/{ref}/file", BYTES, READ, "snapshots")
 FILE_STATUS = Operation("GET", "/snapshots/{ref}/status", FileStatus, READ, "snapshots")
-RESTORE = Operation("POST", "/snapshots/{ref}/restore", RestoreInfo, READ, "snapshots", body=RestoreRequest)
+RESTORE = Operation("POST", "/snapshots/{ref}/restore", RestoreInfo, ADMIN, "snapshots", body=RestoreRequest)
 DIFF = Operation[Any]("GET", "/diff", LINES, READ, "snapshots")
 PATCH = Operation[Any]("GET", "/patch", LINES, READ, "snapshots")
 TAG = Operation("PUT", "/tags/{name}", TaggedInfo, RUN, "snapshots", body=TagRequest, once=True)
@@ -244,12 +245,12 @@ VALUE_HISTORY = Operation("GET", "/store/history", list[ValueInfo], READ, "store
 SEARCH_VALUES = Operation("POST", "/store/search", list[ValueInfo], READ, "store", body=SearchRequest)
 
 IMAGES = Operation("GET", "/images", list[ImageInfo], READ, "images")
-ENSURE_IMAGE = Operation[Any]("POST", "/images/ensure", LINES, ADMIN, "images", body=EnsureImageRequest)
+ENSURE_IMAGE = Operation[Any]("POST", "/images/ensure", LINES, RUN, "images", body=EnsureImageRequest)
 BUILD_IMAGE = Operation[Any]("POST", "/images/build", LINES, ADMIN, "images", body=ImageRequest)
 IMPORT_IMAGE = Operation[Any]("POST", "/images/import", LINES, ADMIN, "images", body=ImageRequest)
 REMOVE_IMAGE = Operation[None]("DELETE", "/images/{ref:path}", None, ADMIN, "images")
 
-USAGE = Operation("GET", "/usage", UsageInfo, READ, "storage", by="storage")
+USAGE = Operation("GET", "/usage", UsageInfo, ADMIN, "storage", by="storage")
 POLICY = Operation("GET", "/policy", Policy, READ, "storage")
 SET_POLICY = Operation("PUT", "/policy", Policy, ADMIN, "storage", body=Policy)
 CLEAR_POLICY = Operation[None]("DELETE", "/policy", None, ADMIN, "storage")
@@ -267,6 +268,11 @@ STATS = Operation("GET", "/stats", StatsInfo, READ, "service")
 METRICS = Operation[Any]("GET", "/metrics", TEXT, READ, "service")
 FLUSH = Operation[None]("POST", "/flush", None, READ, "service")
 SHUTDOWN = Operation[Json]("POST", "/shutdown", dict[str, int], ADMIN, "service", status=202)
+
+TOKENS = Operation("GET", "/tokens", list[TokenInfo], ADMIN, "access")
+CREATE_TOKEN = Operation("POST", "/tokens", CreatedTokenInfo, ADMIN, "access", body=CreateTokenRequest, status=201)
+REVOKE_TOKEN = Operation[None]("DELETE", "/tokens/{token}", None, ADMIN, "access")
+AUDIT = Operation("GET", "/audit", list[AuditInfo], ADMIN, "access")
 
 OPERATIONS: dict[str, Operation[Any]] = {
     name.lower(): row for name, row in list(globals().items()) if isinstance(row, Operation)

@@ -23,6 +23,8 @@ KEY_HEADER = "Idempotency-Key"
 RECALL_HEADER = "X-Snapshotd-Recall"
 """With it the daemon answers from what an earlier request under the key has made, and makes nothing."""
 
+LISTEN_PORT = 7676
+"""TCP port of a daemon that listens for other machines, by default."""
 SOCKET_PATH_MAX_BYTES = 107
 """sockaddr_un has 108 bytes for the path and its closing zero (unix(7))."""
 BODY_MAX_BYTES = 8 << 20

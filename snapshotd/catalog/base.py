@@ -30,6 +30,7 @@ from snapshotd.catalog.parts import (
     RequestTable,
     TrajectoryTotals,
 )
+from snapshotd.catalog.tenancy import present_tenant, seen_by
 from snapshotd.types import (
     BlobID,
     CallID,
@@ -63,6 +64,8 @@ __all__ = [
     "RequestTable",
     "SnapshotRow",
     "TrajectoryTotals",
+    "present_tenant",
+    "seen_by",
 ]
 
 
@@ -95,8 +98,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def checkpoint(self) -> None:
-        """Put what was committed into the catalog's main file, where it is seen without the log, too, as far as no other
-        process reads an earlier state."""
+        """Put what was committed into the catalog's main file, as far as no other process reads an earlier state."""
 
     # -- small facts ---------------------------------------------------------------------------------------------------
 
@@ -134,6 +136,10 @@ class Catalog(ABC):
     @abstractmethod
     def trajectories(self, status: TrajectoryStatus | None = None) -> list[Trajectory]:
         """All, or those in one status; oldest first."""
+
+    @abstractmethod
+    def trajectories_of(self, tenant: str, among: TrajectoryID | None = None) -> set[TrajectoryID]:
+        """The ids of a tenant's trajectories: all, or the one of `among` if it is one. They have no user's folder."""
 
     @abstractmethod
     def set_status(self, trajectory_id: TrajectoryID, status: TrajectoryStatus, exit_code: int | None = None) -> None:
@@ -341,9 +347,9 @@ class Catalog(ABC):
 
     @abstractmethod
     def resolve_snapshot(self, ref: str) -> Snapshot:
-        """By tag, unique id prefix (>= 4 characters), or a trajectory's name or unique id prefix (its head).
-        An exact id wins over all, a tag or name over a prefix. NotFound; Ambiguous lists up to five candidates, or both
-        that an older version gave one name; so it is for a name and a prefix that are the same."""
+        """By tag, unique id prefix (>= 4 characters), or a trajectory's name or unique id prefix (its head); the present tenant
+        finds its own. An exact id wins over all, a tag or name over a prefix. NotFound; Ambiguous lists up to five candidates,
+        or both that an older version gave one name; so it is for a name and a prefix that are the same."""
 
     @abstractmethod
     def resolve_trajectory(self, ref: str) -> Trajectory:
@@ -353,7 +359,7 @@ class Catalog(ABC):
     @abstractmethod
     def tag(self, snapshot_id: SnapshotID, name: str, *, move: bool = False, request: RequestKey | None = None) -> None:
         """Give a snapshot a tag. Conflict when another snapshot has it, unless `move`, or when a trajectory has that
-        name; UsageError when the name is malformed, or could be taken for an id."""
+        name, or a tenant that is not the present one; UsageError when it is malformed, or could be taken for an id."""
 
     @abstractmethod
     def untag(self, name: str) -> None:

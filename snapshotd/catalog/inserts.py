@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from snapshotd.catalog import rows
 from snapshotd.catalog.lookup import image_number, snapshot_numbers, tagged
+from snapshotd.catalog.tenancy import is_own
 from snapshotd.errors import Conflict, UsageError
 from snapshotd.sqlite import Database
 from snapshotd.types import KNOWN_NAME_PATTERN, Image, Message, RecordID, Snapshot, SnapshotID, Stack, Trajectory, short
@@ -25,11 +26,15 @@ def add_trajectory(db: Database, trajectory: Trajectory, forked_from: int | None
     if trajectory.name is not None:
         taken = db.read_one("SELECT id FROM trajectories WHERE name = ?", (trajectory.name,))
         if taken is not None:
+            if not is_own(db, taken[0]):
+                raise _taken(trajectory.name)
             raise Conflict(
                 f"the name {trajectory.name} belongs to trajectory {short(taken[0])}: choose another or remove that one"
             )
         tag = tagged(db, trajectory.name)
         if tag is not None:
+            if not is_own(db, tag[1]):
+                raise _taken(trajectory.name)
             raise Conflict(
                 f"the name {trajectory.name} is a tag of snapshot {short(tag[0])}: choose another, or take the tag away with "
                 f"`snapshotd tag --delete {trajectory.name}`"
@@ -80,13 +85,22 @@ def add_tag(db: Database, snapshot: int, name: str, *, move: bool) -> None:
         )
     namesake = db.read_one("SELECT id FROM trajectories WHERE name = ?", (name,))
     if namesake is not None:
+        if not is_own(db, namesake[0]):
+            raise _taken(name)
         raise Conflict(f"{name} is the name of trajectory {short(namesake[0])}, so it cannot be a tag: choose another")
     holder = tagged(db, name)
+    if holder is not None and not is_own(db, holder[1]):
+        raise _taken(name)
     if holder is not None and holder[2] != snapshot and not move:
         raise Conflict(f"the tag {name} belongs to snapshot {short(holder[0])}: move it, or choose another name")
     db.write(
         "INSERT INTO tags VALUES (?,?) ON CONFLICT (name) DO UPDATE SET snapshot = excluded.snapshot", (name, snapshot)
     )
+
+
+def _taken(name: str) -> Conflict:
+    """The error for the name of another tenant's thing. Names are the daemon's, so it cannot be hidden that one is taken."""
+    return Conflict(f"the name {name} is taken: choose another")
 
 
 def add_messages(db: Database, line: int, position: int, messages: Sequence[Message]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from snapshotd.catalog import rows
+from snapshotd.catalog.tenancy import is_own, owned
 from snapshotd.errors import Ambiguous, NotFound, UsageError
 from snapshotd.sqlite import Database, Row
 from snapshotd.types import (
@@ -50,7 +51,7 @@ def snapshot_numbers(db: Database, snapshot_id: SnapshotID) -> tuple[int, int]:
 
 
 def tagged(db: Database, name: str) -> Row | None:
-    """(snapshot id, trajectory id, snapshot's row) of the snapshot that has a tag."""
+    """(snapshot id, trajectory id, snapshot's row) of the snapshot that has a tag, of any tenant."""
     return db.read_one(
         "SELECT s.id, t.id, s.pk FROM tags g JOIN snapshots s ON s.pk = g.snapshot JOIN trajectories t ON t.pk = s.trajectory"
         " WHERE g.name = ?",
@@ -59,15 +60,21 @@ def tagged(db: Database, name: str) -> Row | None:
 
 
 def owner(db: Database, name: str) -> Row | None:
-    """(id of its head, id) of the trajectory that has a name."""
+    """(id of its head, id) of the trajectory that has a name, of any tenant."""
     return db.read_one(
         "SELECT s.id, t.id FROM trajectories t JOIN snapshots s ON s.pk = t.head WHERE t.name = ?", (name,)
     )
 
 
+def own_tag(db: Database, name: str) -> Row | None:
+    """The same as `tagged`, if the present tenant may know of it."""
+    found = tagged(db, name)
+    return found if found is not None and is_own(db, found[1]) else None
+
+
 def find(db: Database, wanted: str, ref: str) -> Row:
-    """(snapshot id, trajectory id, ...) that `ref` means: an exact id before all, then a name, then the beginning of an
-    id. NotFound. Ambiguous: it fits several, also a name that an older version gave and the beginning of an id."""
+    """(snapshot id, trajectory id, ...) that `ref` means to the present tenant: an exact id before all, then a name, then the
+    beginning of an id. NotFound. Ambiguous: it fits several, also a name that an older version gave and the beginning of an id."""
     if not ref or not searchable(ref):
         raise no(wanted, ref)
     begun = _begun(db, ref) if ID_FORM.fullmatch(ref) else []
@@ -88,7 +95,9 @@ def find(db: Database, wanted: str, ref: str) -> Row:
 def named(db: Database, ref: str) -> Row | None:
     """(snapshot id, trajectory id, ...) of the row with exactly the name `ref`. Ambiguous: an older version gave it to
     a snapshot and to a trajectory."""
-    tag, name = tagged(db, ref), owner(db, ref)
+    tag, name = own_tag(db, ref), owner(db, ref)
+    if name is not None and not is_own(db, name[1]):
+        name = None
     if tag is not None and name is not None:
         raise Ambiguous(
             f"{ref} is a tag of snapshot {short(tag[0])} and the name of trajectory {short(name[1])}: type the id of the one you mean, "
@@ -100,12 +109,15 @@ def named(db: Database, ref: str) -> Row | None:
 def _begun(db: Database, ref: str) -> list[Row]:
     """(id, snapshot id, trajectory id) of snapshots and trajectories whose id begins with `ref`: enough to tell whether
     it is one."""
-    bounds = (*id_range(ref), CANDIDATES + 1)
+    condition, values = owned()
+    bounds = (*id_range(ref), *values, CANDIDATES + 1)
     return db.read(
-        "SELECT s.id, s.id, t.id FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory WHERE s.id >= ? AND s.id < ? LIMIT ?",
+        "SELECT s.id, s.id, t.id FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory"
+        f" WHERE s.id >= ? AND s.id < ? AND {condition} LIMIT ?",
         bounds,
     ) + db.read(
-        "SELECT t.id, s.id, t.id FROM trajectories t JOIN snapshots s ON s.pk = t.head WHERE t.id >= ? AND t.id < ? LIMIT ?",
+        "SELECT t.id, s.id, t.id FROM trajectories t JOIN snapshots s ON s.pk = t.head"
+        f" WHERE t.id >= ? AND t.id < ? AND {condition} LIMIT ?",
         bounds,
     )
 

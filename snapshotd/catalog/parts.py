@@ -86,7 +86,7 @@ class ApprovalTable(ABC):
 
     @abstractmethod
     def find(self, ref: str) -> Approval:
-        """By unique id prefix (>= 4 characters). NotFound, Ambiguous."""
+        """By unique id prefix (>= 4 characters), of a trajectory that the present tenant sees. NotFound, Ambiguous."""
 
     @abstractmethod
     def of_entry(self, entry_id: CallID) -> Approval | None:
@@ -213,10 +213,12 @@ class ExperimentTable(ABC):
 
     @abstractmethod
     def list(self) -> Sequence[Experiment]:
-        """In the order of their names."""
+        """All that the present tenant sees, in the order of their names."""
 
     @abstractmethod
-    def get(self, name: str) -> Experiment: ...
+    def get(self, name: str) -> Experiment:
+        """NotFound also where the present tenant does not see the snapshot that it began from. The other methods look at
+        no tenant."""
 
     @abstractmethod
     def files(self, name: str) -> bytes | None:

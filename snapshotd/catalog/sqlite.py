@@ -16,7 +16,7 @@ from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.catalog.commits import begin_trajectory, commit, set_began, writer
 from snapshotd.catalog.database import open_database
 from snapshotd.catalog.inserts import add_tag, set_warnings
-from snapshotd.catalog.lookup import check_name, find, no, searchable, snapshot_numbers, trajectory_number
+from snapshotd.catalog.lookup import check_name, find, no, own_tag, searchable, snapshot_numbers, trajectory_number
 from snapshotd.catalog.removal import check_removable, forget_removed, remove_trajectory, removed_trajectories
 from snapshotd.catalog.restore import restore_rows
 from snapshotd.catalog.snapshots import all_snapshots, count_snapshots, forget_outputs, get_snapshots, newest_snapshots
@@ -26,6 +26,7 @@ from snapshotd.catalog.tables.figures import SqliteFigures
 from snapshotd.catalog.tables.images import SqliteImages
 from snapshotd.catalog.tables.requests import SqliteRequests, add_request
 from snapshotd.catalog.tables.values import SqliteValues
+from snapshotd.catalog.tenancy import trajectories_of
 from snapshotd.sqlite import Row, Value
 from snapshotd.types import (
     BlobID,
@@ -119,6 +120,9 @@ class SqliteCatalog(Catalog):
 
     def _trajectories(self, where: str, values: Sequence[Value] = ()) -> list[Trajectory]:
         return [rows.decode_trajectory(row) for row in self._db.read(rows.TRAJECTORY_SELECT + where, values)]
+
+    def trajectories_of(self, tenant: str, among: TrajectoryID | None = None) -> set[TrajectoryID]:
+        return trajectories_of(self._db, tenant, among)
 
     def set_status(self, trajectory_id: TrajectoryID, status: TrajectoryStatus, exit_code: int | None = None) -> None:
         self._update("status = ?, exit_code = coalesce(?, exit_code)", status.value, exit_code, trajectory_id)
@@ -320,8 +324,9 @@ class SqliteCatalog(Catalog):
 
     def untag(self, name: str) -> None:
         with self._db.transaction():
-            if not searchable(name) or not self._db.write("DELETE FROM tags WHERE name = ?", (name,)):
+            if not searchable(name) or own_tag(self._db, name) is None:
                 raise no("tag", name)
+            self._db.write("DELETE FROM tags WHERE name = ?", (name,))
 
     def tags(self) -> dict[str, SnapshotID]:
         return dict(

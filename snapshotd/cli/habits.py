@@ -99,7 +99,6 @@ HABITS: dict[str, str] = {
     "rollback": _BACK,
     "sandboxes": _LS,
     "save": _EXPORT,
-    "serve": _DAEMON,
     "server": _DAEMON,
     "sh": _SHELL,
     "snapshots": _LOG,

@@ -14,6 +14,7 @@ from snapshotd.client.links import Links, ThreadLinks
 from snapshotd.client.local.arguments import local_path, texts_of
 from snapshotd.client.transport import Transport
 from snapshotd.client.twofold import Blocking, verb
+from snapshotd.client.verbs.access import AccessVerbs
 from snapshotd.client.verbs.approvals import ApprovalVerbs
 from snapshotd.client.verbs.commands import CommandVerbs, OutputSink
 from snapshotd.client.verbs.experiments import ExperimentVerbs
@@ -26,6 +27,7 @@ from snapshotd.client.verbs.runs import RunVerbs
 from snapshotd.client.verbs.sharing import SharingVerbs
 from snapshotd.client.verbs.storage import StorageVerbs
 from snapshotd.client.verbs.values import ValueVerbs
+from snapshotd.client.ways import SocketWay, Way, way_to
 from snapshotd.config import CLIENT, read
 
 R = TypeVar("R")
@@ -43,6 +45,7 @@ class Verbs(
     FileVerbs,
     SharingVerbs,
     StorageVerbs,
+    AccessVerbs,
     PortVerbs[PortT],
     Generic[PortT],
 ):
@@ -53,6 +56,12 @@ class Verbs(
     request starts a daemon when none answers;
     never when only a socket was named, since its daemon then lives elsewhere (a container, a service) and would find
     its place taken.
+
+    `host` (SNAPSHOTD_HOST) is the place of a daemon on another machine, where no `state_dir` or `socket` is named:
+    "https://HOST:PORT" with a `token` (SNAPSHOTD_TOKEN) and the fingerprint of its certificate as `pin`
+    (SNAPSHOTD_TLS_PIN), or the certificates in `ca` (SNAPSHOTD_TLS_CA); what `snapshotd login` has kept takes the place of
+    what is left out. Or "ssh://USER@HOST", through the user's ssh. Paths of this machine mean nothing to such a daemon:
+    what would send one raises UsageError.
 
     A request that makes something is made once. Where its answer is lost, because the daemon was killed or the connection
     cut, it is asked for again, at most three times, for up to 10 seconds (SNAPSHOTD_RECONNECT_S, if that is less)
@@ -78,19 +87,42 @@ class Verbs(
         autostart: bool = True,
         request_timeout: float | None = None,
         isolation: str | None = None,
+        host: str | None = None,
+        token: str | None = None,
+        pin: str | None = None,
+        ca: str | Path | None = None,
     ) -> None:
         """UsageError for settings in the environment that make no sense."""
         config = read(CLIENT)
-        self.state_dir, self._reconnect_s = local_path(state_dir or config.state_dir), config.reconnect_s
+        self._state_dir, self._reconnect_s = local_path(state_dir or config.state_dir), config.reconnect_s
         self._isolation = isolation
-        named = socket or (config.socket if state_dir is None else None)
-        self.socket_path = local_path(named) if named else socket_path_of(self.state_dir)
-        elsewhere = bool(named) and not (state_dir or "state_dir" in config.given)
-        start = self._start if autostart and not elsewhere else None
+        host = host or (config.host if state_dir is None and socket is None else None)
+        start = None
+        way: Way
+        if host:
+            own_ca = ca or config.tls_ca
+            signed_by = str(local_path(own_ca, "ca")) if own_ca else None
+            way = way_to(host, token or config.token or None, pin or config.tls_pin or None, signed_by)
+        else:
+            named = socket or (config.socket if state_dir is None else None)
+            way = SocketWay(local_path(named) if named else socket_path_of(self._state_dir))
+            elsewhere = bool(named) and not (state_dir or "state_dir" in config.given)
+            start = self._start if autostart and not elsewhere else None
         patience_s = min(self._reconnect_s, AGAIN_S)
-        self._transport = Transport(
-            self.socket_path, start, links=self._links(), timeout_s=request_timeout, patience_s=patience_s
-        )
+        self._transport = Transport(way, start, links=self._links(), timeout_s=request_timeout, patience_s=patience_s)
+
+    @property
+    def state_dir(self) -> Path:
+        """The daemon's state directory. UsageError: it is on another machine."""
+        self._check_here("its state directory")
+        return self._state_dir
+
+    @property
+    def socket_path(self) -> Path:
+        """The daemon's socket. UsageError: it is on another machine."""
+        self._check_here("its socket")
+        assert isinstance(self._transport.way, SocketWay)
+        return self._transport.way.socket_path
 
     def _links(self) -> Links:
         """The connections of this form of the client."""
@@ -99,7 +131,7 @@ class Verbs(
     def _start(self) -> None:
         from snapshotd.client.autostart import start_daemon  # only then: subprocess costs 10 ms to import
 
-        start_daemon(self.state_dir, self.socket_path, isolation=self._isolation)
+        start_daemon(self._state_dir, self.socket_path, isolation=self._isolation)
 
     @verb
     async def tag_if(
@@ -134,7 +166,7 @@ class Snapshotd(Blocking, Verbs[Port]):
     @classmethod
     def _over(cls, transport: Transport) -> Snapshotd:
         """A client of the daemon at the end of this transport, whose connections block."""
-        client = cls(socket=transport.socket_path, autostart=False)
+        client = cls(socket="/", autostart=False)
         client._transport = transport
         return client
 

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from snapshotd.client.exchange import READ_BYTES
@@ -82,6 +83,9 @@ class Links(Protocol):
 
     def room(self, count: int) -> Room: ...
 
+    def mutex(self) -> AbstractAsyncContextManager[object]:
+        """A lock."""
+
 
 class ThreadLink:
     """A connection whose methods block."""
@@ -153,6 +157,17 @@ class _ThreadRoom:
             self._count -= count
 
 
+class _ThreadMutex:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    async def __aenter__(self) -> None:
+        self._lock.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class ThreadLinks:
     """Everything blocks the thread that calls it, and work at the side has a thread of its own."""
 
@@ -184,3 +199,6 @@ class ThreadLinks:
 
     def room(self, count: int) -> Room:
         return _ThreadRoom(count)
+
+    def mutex(self) -> AbstractAsyncContextManager[object]:
+        return _ThreadMutex()

@@ -1,7 +1,8 @@
-"""HTTP over the daemon's unix socket: requests, answers, streams, and their errors.
+"""HTTP over a way to the daemon (`ways.py`): requests, answers, streams, and their errors.
 
-Every request has a connection of its own (about 0.05 ms on a unix socket), so a `Transport` may be used from any number
-of threads, or tasks. Its methods are coroutines over `Links`, as verbs are (`twofold.py`).
+Every request has a connection of its own (about 0.05 ms on a unix socket; to another machine what its way takes), so a
+`Transport` may be used from any number of threads, or tasks. Its methods are coroutines over `Links`, as verbs are
+(`twofold.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Protocol, Self, TypeVar, cast
 
 from snapshotd.api.operations import Operation
 from snapshotd.api.record import Json, Request, decode
-from snapshotd.api.wire import BYTES, LINES, check_socket_path
+from snapshotd.api.wire import BYTES, LINES
 from snapshotd.client.exchange import (
     AGAIN_S,
     DYING_TRIES,
@@ -35,11 +36,11 @@ from snapshotd.client.exchange import (
     new_key,
     request_bytes,
     too_late,
-    unreachable,
 )
 from snapshotd.client.links import ByteLink, Links, ThreadLinks
 from snapshotd.client.local.arguments import check_seconds
 from snapshotd.client.twofold import closing
+from snapshotd.client.ways import SocketWay, Way
 from snapshotd.errors import DaemonUnavailable, NotFound
 
 _UPLOAD_END_S = 1.0
@@ -65,19 +66,19 @@ class Transport:
 
     def __init__(
         self,
-        socket_path: Path,
+        way: Way | Path,
         start: Callable[[], None] | None = None,
         *,
         links: Links | None = None,
         timeout_s: float | None = None,
         patience_s: float = AGAIN_S,
     ) -> None:
-        """`links`: None: they block. `timeout_s`: of each `request`; None: they take as long as they take. `patience_s`:
-        where an answer was lost and may be asked for again, how long to look for a daemon. UsageError when the path is
-        too long for a socket, or for a timeout that is none."""
-        check_socket_path(socket_path)
+        """`way`: to the daemon; a path is that of its socket. `links`: None: they block. `timeout_s`: of each `request`;
+        None: they take as long as they take. `patience_s`: where an answer was lost and may be asked for again, how long to
+        look for a daemon. UsageError when the path is too long for a socket, or for a timeout that is none."""
         check_seconds("request_timeout", timeout_s)
-        self.socket_path, self.start, self.timeout_s, self.patience_s = socket_path, start, timeout_s, patience_s
+        self.way = SocketWay(way) if isinstance(way, Path) else way
+        self.start, self.timeout_s, self.patience_s = start, timeout_s, patience_s
         self.links = ThreadLinks() if links is None else links
 
     async def call(
@@ -202,7 +203,7 @@ class Transport:
     async def _begin(self, path: str, query: Query | None, content_type: str, key: str | None = None) -> DaemonReply:
         """Send the head of a POST whose body comes in chunks."""
         reply = await self._connect()
-        await reply.send(begin_bytes(path, query, content_type, key))
+        await reply.send(self.way.signed(begin_bytes(path, query, content_type, key)))
         return reply
 
     async def _answer(
@@ -229,7 +230,7 @@ class Transport:
         reply = await self._connect()
         reply.connection.deadline = deadline
         try:
-            await reply.send(data)
+            await reply.send(self.way.signed(data))
             return await reply.wait_for_head()
         except BaseException:
             reply.close()
@@ -237,16 +238,16 @@ class Transport:
 
     async def _connect(self) -> DaemonReply:
         try:
-            return DaemonReply(await self.links.connect(str(self.socket_path)))
+            return DaemonReply(await self.way.connect(self.links))
         except OSError as exc:
-            error = unreachable(exc, self.socket_path)
+            error = self.way.failed(exc)
             if self.start is None or not isinstance(error, DaemonUnavailable):
                 raise error from exc
         await self.links.apart(self.start)
         try:
-            return DaemonReply(await self.links.connect(str(self.socket_path)))
+            return DaemonReply(await self.way.connect(self.links))
         except OSError as exc:
-            raise unreachable(exc, self.socket_path) from exc
+            raise self.way.failed(exc) from exc
 
 
 class DaemonReply:

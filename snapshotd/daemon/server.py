@@ -5,7 +5,7 @@
     a second signal  ->  exit at once; the next daemon recovers, as after kill -9
 
 The socket exists exactly while requests can be answered: it is made after recovery and removed before the lock is
-released.
+released. Other machines, where the daemon listens for them, are answered from the same time on.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,11 +31,15 @@ import uvicorn
 
 import snapshotd
 from snapshotd.api.wire import check_socket_path
+from snapshotd.daemon.access.address import ListenAddress, open_listener
+from snapshotd.daemon.access.audit import Audit
+from snapshotd.daemon.access.certificate import load_certificate
 from snapshotd.daemon.hooks import HookServer
 from snapshotd.daemon.host import AS_ROOT, Footing, become_able, enter_own_mount_namespace, note_namespace
 from snapshotd.daemon.http.api import create_app
 from snapshotd.daemon.http.failures import not_usable
 from snapshotd.daemon.http.peer import SandboxPredicate, in_sandbox_of, protocol_class
+from snapshotd.daemon.http.remote import RemoteListener, RemoteProtocol
 from snapshotd.daemon.http.routes.shared import Service
 from snapshotd.daemon.lock import StateLock, make_state_dir
 from snapshotd.daemon.logs import start_logging
@@ -67,6 +72,10 @@ class ServerOptions:
     footing: Footing = AS_ROOT
     is_sandboxed: SandboxPredicate | None = None
     """Decides if a peer is refused because it lives in a sandbox; None asks the engine."""
+    listen: ListenAddress | None = None
+    """Where other machines reach the daemon; None: nowhere."""
+    certificate: tuple[Path | None, ...] = (None, None)
+    """Files of the certificate that they are shown, and of its key; None twice: the daemon has its own."""
 
 
 def serve(options: ServerOptions, open_engine: Callable[[Footing], Engine]) -> int:
@@ -119,16 +128,14 @@ def serve_here(options: ServerOptions, open_engine: EngineFactory) -> int:
         os.chdir("/")
         leave_session_keyring()
         _set_limits()
-        engine = open_engine(options.state_dir)
-        try:
+        with contextlib.ExitStack() as opened:
+            remote = _open_remote(options, opened)
+            engine = open_engine(options.state_dir)
+            opened.callback(engine.life.close)
             listener = bind(options.socket_path)
-            try:
-                lock.sign(options.socket_path)
-                return _run(options, engine, listener)
-            finally:
-                _unbind(options.socket_path, listener)
-        finally:
-            engine.life.close()
+            opened.callback(_unbind, options.socket_path, listener)
+            lock.sign(options.socket_path)
+            return _run(options, engine, listener, remote)
     except SnapshotdError as exc:
         log.error("the daemon ends", extra={"fields": exc.as_json()})
         raise
@@ -194,8 +201,34 @@ def _unbind(path: Path, listener: socket.socket) -> None:
         path.unlink()
 
 
-def _run(options: ServerOptions, engine: Engine, listener: socket.socket) -> int:
+@dataclass(frozen=True, slots=True)
+class _Remote:
+    """The listener for other machines."""
+
+    address: ListenAddress
+    listener: socket.socket
+    tls: ssl.SSLContext | None
+    fingerprint: str
+    audit: Audit
+
+
+def _open_remote(options: ServerOptions, opened: contextlib.ExitStack) -> _Remote | None:
+    if options.listen is None:
+        return None
+    tls, fingerprint = None, ""
+    if options.listen.has_tls:
+        tls, fingerprint = load_certificate(options.state_dir, *options.certificate)
+    listener = opened.enter_context(open_listener(options.listen))
+    audit = Audit(options.state_dir)
+    opened.callback(audit.close)
+    address = replace(options.listen, port=listener.getsockname()[1])
+    return _Remote(address, listener, tls, fingerprint, audit)
+
+
+def _run(options: ServerOptions, engine: Engine, listener: socket.socket, remote: _Remote | None) -> int:
     service = Service(engine, options.state_dir, os.getpid())
+    if remote is not None:
+        service.audit, service.listening, service.fingerprint = remote.audit, str(remote.address), remote.fingerprint
     sandboxed = options.is_sandboxed or in_sandbox_of(engine)
     protocol = protocol_class(sandboxed)
     config = uvicorn.Config(
@@ -212,7 +245,7 @@ def _run(options: ServerOptions, engine: Engine, listener: socket.socket) -> int
         timeout_graceful_shutdown=_DRAIN_S,
     )
     hooks = None if options.hook_socket is None else HookServer(options.hook_socket, engine, sandboxed)
-    server = _Server(config, service, lambda: _announce(options), hooks)
+    server = _Server(config, service, lambda: _announce(options, service), hooks, remote)
     service.request_stop = server.stop_soon
     try:
         server.run(sockets=[listener])
@@ -227,10 +260,16 @@ class _Server(uvicorn.Server):
     """uvicorn with our end of life: the engine closes between the last connection and the last answer."""
 
     def __init__(
-        self, config: uvicorn.Config, service: Service, announce: Callable[[], None], hooks: HookServer | None
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        announce: Callable[[], None],
+        hooks: HookServer | None,
+        remote: _Remote | None,
     ) -> None:
         super().__init__(config)
-        self._service, self._hooks = service, hooks
+        self._service, self._hooks, self._remote = service, hooks, remote
+        self._taking: RemoteListener | None = None
         self._announce = announce
         self.close_failed = False
 
@@ -256,11 +295,20 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if self._remote is not None:
+            self._taking = RemoteListener(self._remote.listener, self._remote.tls, self._begin_remote)
         self._announce()
+
+    def _begin_remote(self, on_lost: Callable[[], object]) -> RemoteProtocol:
+        return RemoteProtocol(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state, on_lost=on_lost
+        )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
             server.close()
+        if self._taking is not None:
+            await self._taking.close()
         try:
             if self._hooks is not None:
                 await asyncio.to_thread(self._hooks.close)
@@ -272,7 +320,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _announce(options: ServerOptions) -> None:
+def _announce(options: ServerOptions, service: Service) -> None:
     log.info(
         "ready",
         extra={
@@ -281,6 +329,7 @@ def _announce(options: ServerOptions) -> None:
                 "pid": os.getpid(),
                 "state_dir": str(options.state_dir),
                 "socket": str(options.socket_path),
+                **({"listening": service.listening, "fingerprint": service.fingerprint} if service.listening else {}),
             }
         },
     )
@@ -288,6 +337,9 @@ def _announce(options: ServerOptions) -> None:
     _notify_systemd()
     if not options.foreground and options.ready_fd is None:
         sys.stderr.write(f"snapshotd: daemon {os.getpid()} ready on {options.socket_path}\n")
+    if service.listening and options.ready_fd is None:
+        shown = f", certificate {service.fingerprint}" if service.fingerprint else ", without TLS"
+        sys.stderr.write(f"snapshotd: other machines reach it at {service.listening}{shown}\n")
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from snapshotd.catalog.base import Catalog
+from snapshotd.catalog.base import Catalog, present_tenant
 from snapshotd.config import Config
 from snapshotd.engine.events import EventLogs
 from snapshotd.engine.pins import Pins
@@ -64,6 +64,11 @@ class Context:
     def image(self, image_id: ImageID) -> Image | None:
         """An image by its exact id; None when it is gone."""
         return next((image for image in self.images.list() if image.id == image_id), None)
+
+    def ensure_image(self, name: str, progress: Callable[[str], None]) -> Image:
+        """The image that `name` stands for, made if need be; a caller of one tenant takes those that are there. As
+        `Images.ensure`."""
+        return self.images.ensure(name, progress) if present_tenant() is None else self.images.find(name)
 
     def command_logs(self, trajectory: TrajectoryID) -> Path:
         """Folder of the logs of a trajectory's background commands (runs/commands.py). It need not exist."""

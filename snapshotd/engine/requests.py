@@ -30,6 +30,16 @@ def present() -> RequestKey | None:
     return _present.get()
 
 
+@contextmanager
+def unkeyed() -> Iterator[None]:
+    """Within, the thread's work is for a request without a key."""
+    token = _present.set(None)
+    try:
+        yield
+    finally:
+        _present.reset(token)
+
+
 class _Key:
     """A key under which requests are at work."""
 

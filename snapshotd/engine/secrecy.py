@@ -19,12 +19,11 @@ from snapshotd.repo.base import BlobWriter, Spool
 from snapshotd.secrets.base import MARKER, Vault
 from snapshotd.secrets.configured import MIN_VALUE_BYTES
 from snapshotd.secrets.redactor import Funnel, Redactor
+from snapshotd.terms import TENANT_VARIABLE
 from snapshotd.types import DEFAULT_TENANT, AgentSpec, BlobID, Trajectory, TrajectoryID
 
 PROVIDER = "SNAPSHOTD_PROVIDER_"
-TENANT = "SNAPSHOTD_TENANT"
-"""Environment name of the tenant: the share of the key-value store that a trajectory's agents read and write, if it is
-not the default. It is part of the recorded environment, so resumptions and forks have it too."""
+TENANT = TENANT_VARIABLE
 _REMEMBERED = 256
 """Funnels; making one costs a millisecond."""
 SHARED = TrajectoryID("0" * 32)
@@ -60,7 +59,9 @@ class Secrecy:
         names = {name for name, _ in secrets}
         funnel = self._redactor.funnel(trajectory, {_named(name): value for name, value in secrets})
         kept = [(name, value) for name, value in env if name not in names]
-        return tuple((name, funnel.conceal_text(value)) for name, value in (*kept, *secrets))
+        return tuple(
+            (name, value if name == TENANT else funnel.conceal_text(value)) for name, value in (*kept, *secrets)
+        )
 
     def of(self, trajectory: Trajectory) -> Funnel:
         """The funnel of a trajectory."""

@@ -15,6 +15,7 @@ from tests.contracts import (
     catalog_references,
     catalog_requests,
     catalog_snapshots,
+    catalog_tenants,
     catalog_trajectories,
     catalog_values,
 )
@@ -25,6 +26,7 @@ CHECKS: tuple[Callable[[Catalog], None], ...] = (
     *catalog_conversations.CHECKS,
     *catalog_journals.CHECKS,
     *catalog_references.CHECKS,
+    *catalog_tenants.CHECKS,
     *catalog_requests.CHECKS,
     *catalog_approvals.CHECKS,
     *catalog_values.CHECKS,

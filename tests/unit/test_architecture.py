@@ -84,7 +84,11 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ),
     ),
     "repo": (("upkeep",), ("writing",), ("reading",), ("format", "spool", "spool_format"), ("base", "key")),
-    "daemon": (("children", "hook_places", "hooks", "host", "library", "lock", "logs", "server", "wiring"), ("http",)),
+    "daemon": (
+        ("children", "hook_places", "hooks", "host", "library", "lock", "logs", "server", "wiring"),
+        ("http",),
+        ("access",),
+    ),
     "cli": (
         ("main", "reference"),
         ("habits",),
@@ -147,7 +151,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "botocore": ("store/s3.py",),  # comes with boto3
     "ahocorasick_rs": ("secrets/needles.py",),
     "blake3": ("repo/", "secrets/key.py", "integrations/langgraph/"),
-    "cryptography": ("secrets/vault.py", "client/bundles/sealing.py"),
+    "cryptography": ("secrets/vault.py", "client/bundles/sealing.py", "daemon/access/certificate.py"),
     "zstandard": ("repo/", "images/decompress.py", "images/shared.py", "integrations/langgraph/"),
     "xxhash": ("repo/",),
     "h11": ("gateway/",),

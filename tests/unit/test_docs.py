@@ -145,6 +145,7 @@ def command_lines(text: str) -> Iterator[str]:
 
 
 EXECUTED = {
+    "access.md": "test_access_doc.py",
     "agents/*.md": "test_agents_doc.py",
     "branching-http.md": "test_branching_http_doc.py",
     "commands.md": "test_commands_doc.py",

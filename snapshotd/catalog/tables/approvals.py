@@ -17,6 +17,7 @@ from snapshotd.catalog.lookup import (
     trajectory_number,
 )
 from snapshotd.catalog.parts import ApprovalTable, Compensations
+from snapshotd.catalog.tenancy import owned
 from snapshotd.errors import Conflict, InternalError, NotFound
 from snapshotd.sqlite import Database, Row, Value
 from snapshotd.types import (
@@ -89,8 +90,10 @@ class SqliteApprovals(ApprovalTable):
     def find(self, ref: str) -> Approval:
         found: builtins.list[Row] = []
         if ref and searchable(ref):
+            condition, values = owned()
             found = self._db.read(
-                _APPROVAL_SELECT + "WHERE a.id >= ? AND a.id < ? LIMIT ?", (*id_range(ref), CANDIDATES + 1)
+                _APPROVAL_SELECT + f"WHERE a.id >= ? AND a.id < ? AND {condition} LIMIT ?",
+                (*id_range(ref), *values, CANDIDATES + 1),
             )
         if not found:
             raise no("approval", ref)

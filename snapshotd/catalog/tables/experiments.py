@@ -11,9 +11,10 @@ from typing import Any
 from snapshotd.catalog import rows
 from snapshotd.catalog.parts import ExperimentTable
 from snapshotd.catalog.tables.requests import add_request
+from snapshotd.catalog.tenancy import owned
 from snapshotd.errors import Conflict, NotFound
 from snapshotd.scores import ExperimentBranch
-from snapshotd.sqlite import Database, Row
+from snapshotd.sqlite import Database, Row, Value
 from snapshotd.types import Experiment, RequestKey, TrajectoryID
 
 _SELECT = "SELECT id, name, snapshot, began_at_ns, digest, description, ended FROM experiments"
@@ -64,10 +65,15 @@ class SqliteExperiments(ExperimentTable):
             add_request(self._db, request, [one.name])
 
     def list(self) -> builtins.list[Experiment]:
-        return [_decode(row) for row in self._db.read(f"{_SELECT} ORDER BY name")]
+        condition, values = _owned()
+        return [_decode(row) for row in self._db.read(f"{_SELECT} WHERE {condition} ORDER BY name", values)]
 
     def get(self, name: str) -> Experiment:
-        return _decode(self._row(_SELECT, name))
+        condition, values = _owned()
+        found = self._db.read_one(f"{_SELECT} WHERE name = ? AND {condition}", (name, *values))
+        if found is None:
+            raise _no(name)
+        return _decode(found)
 
     def files(self, name: str) -> bytes | None:
         found: bytes | None = self._row("SELECT files FROM experiments", name)[0]
@@ -117,8 +123,24 @@ class SqliteExperiments(ExperimentTable):
     def _row(self, select: str, name: str) -> Row:
         found = self._db.read_one(f"{select} WHERE name = ?", (name,))
         if found is None:
-            raise NotFound(f"there is no experiment {name[:100]!r}; `snapshotd experiment ls` lists those there are")
+            raise _no(name)
         return found
+
+
+def _no(name: str) -> NotFound:
+    return NotFound(f"there is no experiment {name[:100]!r}; `snapshotd experiment ls` lists those there are")
+
+
+def _owned() -> tuple[str, tuple[Value, ...]]:
+    """A condition on a row: the present tenant sees the snapshot that it began from."""
+    condition, values = owned()
+    if not values:
+        return condition, values
+    return (
+        "EXISTS (SELECT 1 FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory"
+        f" WHERE s.id = experiments.snapshot AND {condition})",
+        values,
+    )
 
 
 def _encode(branch: ExperimentBranch) -> tuple[str, str | None, str]:

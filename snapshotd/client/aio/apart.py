@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import weakref
 from collections.abc import Callable
@@ -52,7 +53,7 @@ async def in_thread(
     """Work with a client for threads, in a thread. When the caller is cancelled, its requests are broken off, and it ends
     as it does when the daemon goes away."""
     links = _BreakableThreads()
-    transport = Transport(way.socket_path, way.start, links=links, timeout_s=way.timeout_s, patience_s=way.patience_s)
+    transport = Transport(way.way, way.start, links=links, timeout_s=way.timeout_s, patience_s=way.patience_s)
     try:
         return await apart(work, Snapshotd._over(transport), *args, **kwargs)
     except asyncio.CancelledError:
@@ -67,7 +68,12 @@ class _BreakableThreads(ThreadLinks):
         self._lock = threading.Lock()
 
     async def connect(self, path: str) -> ByteLink:
-        opened = await super().connect(path)
+        return self._kept(await super().connect(path))
+
+    def adopt(self, connected: socket.socket) -> ByteLink:
+        return self._kept(super().adopt(connected))
+
+    def _kept(self, opened: ByteLink) -> ByteLink:
         with self._lock:
             self._connections.add(opened)
             broken = self._broken

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any, ParamSpec, TypeVar
 
 from snapshotd.client.aio.apart import apart
@@ -116,3 +117,6 @@ class TaskLinks:
 
     def room(self, count: int) -> Room:
         return _Room(count)
+
+    def mutex(self) -> AbstractAsyncContextManager[object]:
+        return asyncio.Lock()

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snapshotd.config import passed_on
+from snapshotd.config import config_folder, passed_on
 from snapshotd.errors import NotFound, SandboxFailed, UsageError
 
 SHIPPED = Path(__file__).parent / "agents"
@@ -118,7 +118,7 @@ def _words(found: dict[str, Any], key: str) -> tuple[str, ...]:
 
 
 def _places() -> tuple[Path, Path]:
-    return _base("XDG_CONFIG_HOME", ".config") / "agents", SHIPPED
+    return config_folder() / "agents", SHIPPED
 
 
 def _base(variable: str, default: str) -> Path:

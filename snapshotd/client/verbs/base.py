@@ -10,12 +10,12 @@ from typing import Any, Literal, TypeVar
 
 from snapshotd.api import operations
 from snapshotd.api.operations import Operation
-from snapshotd.api.record import ApiRecord, Request
+from snapshotd.api.record import ApiRecord, Json, Request
 from snapshotd.api.snapshots import SnapshotInfo
 from snapshotd.api.trajectories import TrajectoryInfo
 from snapshotd.client.transport import Transport
 from snapshotd.client.twofold import Twofold, verb
-from snapshotd.errors import DaemonUnavailable
+from snapshotd.errors import DaemonUnavailable, UsageError
 
 Wait = Literal["captured", "stored"]
 """Durability that a method waits for when it makes a snapshot: `captured` survives a crash of the daemon, `stored` also
@@ -33,6 +33,21 @@ class VerbPart(Twofold):
     async def _in_thread(self, work: Callable[..., R], *args: Any, **kwargs: Any) -> R:
         """The result of work with a client for threads, which is given as its first argument."""
         raise NotImplementedError
+
+    def _check_here(self, what: str) -> None:
+        """UsageError: the daemon is on another machine, where `what` would mean something else."""
+        if not self._transport.way.is_here:
+            raise UsageError(
+                f"the daemon at {self._transport.way.place} is on another machine, where {what} would mean something else: do this "
+                "there, or move files with `snapshotd cp`"
+            )
+
+    def _check_paths(self, body: Request | Json) -> None:
+        """UsageError: a request names a path of this machine, and the daemon is on another one."""
+        members = body if isinstance(body, dict) else vars(body)
+        for name in ("workspace", "requirements", "program", "agent", "directory"):
+            if (path := members.get(name)) is not None:
+                self._check_here(f"the {name} {path}")
 
     @verb
     async def flush(self, trajectory: str | None = None) -> None:

@@ -42,7 +42,10 @@ class ExperimentVerbs(VerbPart):
         if not isinstance(experiment, str | Path | Experiment):
             raise wrong("experiment", experiment, "the path of a TOML file, or an Experiment")
         plan = experiment if isinstance(experiment, Experiment) else read_experiment(experiment)
-        return _info(await self._transport.request(*operations.CREATE_EXPERIMENT.at(), body=plan.request(), once=True))
+        body = plan.request()
+        if isinstance(body["source"], dict):
+            self._check_paths(body["source"])
+        return _info(await self._transport.request(*operations.CREATE_EXPERIMENT.at(), body=body, once=True))
 
     @verb
     async def follow_experiment(

@@ -26,7 +26,7 @@ from snapshotd.client.local.arguments import local_path, sandbox_path, wrong
 from snapshotd.client.results import ApplyInfo
 from snapshotd.client.twofold import on_this_machine, stream, verb
 from snapshotd.client.verbs.base import VerbPart, b64, records_of
-from snapshotd.errors import DaemonUnavailable
+from snapshotd.errors import Conflict, DaemonUnavailable
 
 if TYPE_CHECKING:
     from snapshotd.client.client import Snapshotd
@@ -151,7 +151,9 @@ class LookingVerbs(VerbPart):
     @verb
     async def restore(self, ref: str, to: str | Path, *, path: str = "") -> RestoreInfo:
         """Write a snapshot's tree, or the part below `path`, into the local folder `to`, which must not exist or be
-        empty."""
+        empty. From a daemon on another machine, its files become this user's, as with `download`."""
+        if not self._transport.way.is_here:
+            return await self._in_thread(_restore_from_afar, ref, local_path(to, "to"), sandbox_path(path or "/"))
         body = RestoreRequest(str(local_path(to, "to")), os.fsdecode(sandbox_path(path)) if path else "")
         return await self._transport.call(operations.RESTORE, ref, body=body)
 
@@ -169,6 +171,12 @@ class LookingVerbs(VerbPart):
     @verb
     async def untag(self, name: str) -> None:
         await self._transport.call(operations.UNTAG, check_ref(name, "tag"))
+
+
+def _restore_from_afar(client: Snapshotd, ref: str, to: Path, path: bytes) -> RestoreInfo:
+    if to.is_symlink() or (to.exists() and (not to.is_dir() or any(to.iterdir()))):
+        raise Conflict(f"{to} exists and is not an empty folder; name another one")
+    return client.download(client.snapshot(ref).id, path, to)
 
 
 def _pair(a: str, b: str | None) -> dict[str, str | None]:

@@ -66,6 +66,7 @@ class RunVerbs(VerbPart):
         check_seconds("idle_timeout", idle_timeout, zero=True)
         self._note_isolation(sandbox)
         body = CreateRequest(**sandbox_fields(**sandbox), idle_timeout_s=idle_timeout)
+        self._check_paths(body)
         made = await self._transport.call(operations.CREATE, body=body)
         return made.trajectory, await self._settled(made.snapshot, wait)
 
@@ -102,6 +103,7 @@ class RunVerbs(VerbPart):
             reuse=reuse,
             reuse_replies=reuse_replies,
         )
+        self._check_paths(body)
         started = await self._transport.call(operations.RUN_AGENT, body=body)
         if wait == "stored":
             await self.flush(started.id)

@@ -93,12 +93,16 @@ class StorageVerbs(VerbPart):
     async def mount(self, directory: str | Path) -> None:
         """Show every stored snapshot below a local directory, read-only, as `trajectories/`, `snapshots/` and `tags/`.
         UsageError, Unsupported."""
-        await self._transport.call(operations.MOUNT, body=MountRequest(str(local_path(directory))))
+        body = MountRequest(str(local_path(directory)))
+        self._check_paths(body)
+        await self._transport.call(operations.MOUNT, body=body)
 
     @verb
     async def unmount(self, directory: str | Path) -> None:
         """End it. NotFound when nothing of the daemon's is mounted there."""
-        await self._transport.call(operations.UNMOUNT, body=MountRequest(str(local_path(directory))))
+        body = MountRequest(str(local_path(directory)))
+        self._check_paths(body)
+        await self._transport.call(operations.UNMOUNT, body=body)
 
     @verb
     async def images(self) -> list[ImageInfo]:
@@ -124,7 +128,7 @@ class StorageVerbs(VerbPart):
     @verb
     async def build_image(self, recipe: str, *, name: str | None = None, progress: Progress | None = None) -> ImageInfo:
         """From a recipe folder, or the name of one that comes with snapshotd (`default`, `minimal`)."""
-        body = ImageRequest(_local_or_name(recipe), name)
+        body = ImageRequest(self._local_or_name(recipe), name)
         return await self._make_image(operations.BUILD_IMAGE, body, progress, f"the build of {body.source}")
 
     @verb
@@ -132,7 +136,7 @@ class StorageVerbs(VerbPart):
         self, source: str, *, name: str | None = None, progress: Progress | None = None
     ) -> ImageInfo:
         """From a folder, a tar of a root file system, a `docker save` or OCI archive, or a Docker image name."""
-        body = ImageRequest(_local_or_name(source), name)
+        body = ImageRequest(self._local_or_name(source), name)
         return await self._make_image(operations.IMPORT_IMAGE, body, progress, f"the import of {body.source}")
 
     @verb
@@ -161,6 +165,12 @@ class StorageVerbs(VerbPart):
             text += piece
         return text.decode()
 
+    def _local_or_name(self, source: str) -> str:
+        """A path as an absolute one, since the daemon's working directory is another; a name as it is."""
+        if source.startswith(("/", ".")):
+            self._check_here(f"the path {source}")
+        return os.path.abspath(source) if self._transport.way.is_here and os.path.exists(source) else source
+
     async def _work(
         self, operation: Operation[Any], body: Request | None, progress: Progress | None, what: str, then: str
     ) -> dict[str, Any]:
@@ -175,8 +185,3 @@ class StorageVerbs(VerbPart):
 
 def _line(trajectory: str | None) -> dict[str, str | None]:
     return {"trajectory": None if trajectory is None else check_ref(trajectory, "trajectory")}
-
-
-def _local_or_name(source: str) -> str:
-    """A path as an absolute one, since the daemon's working directory is another; a name as it is."""
-    return os.path.abspath(source) if os.path.exists(source) else source

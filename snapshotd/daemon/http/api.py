@@ -25,11 +25,13 @@ from starlette.routing import Match
 import snapshotd
 from snapshotd.api.commands import ExecRequest
 from snapshotd.api.wire import API_PREFIX, API_VERSION
+from snapshotd.daemon.access.limits import CONNECTIONS_MAX
 from snapshotd.daemon.http.describing import describe
 from snapshotd.daemon.http.failures import failure_of
 from snapshotd.daemon.http.gate import VersionGate
 from snapshotd.daemon.http.problems import first_problem
 from snapshotd.daemon.http.routes import (  # noqa: F401 - they register their handlers
+    access,
     approvals,
     commands,
     direct,
@@ -48,7 +50,8 @@ from snapshotd.daemon.http.streams import error_response
 from snapshotd.errors import NotFound, SnapshotdError, UsageError
 
 HANDLER_THREADS = 288
-"""Ordinary requests served at the same moment: 256 blocking ones and room for looking around meanwhile."""
+"""Ordinary requests of the socket's users served at the same moment: 256 blocking ones and room for looking around meanwhile.
+Each connection from another machine adds one, so that those can take none away."""
 
 
 def create_app(service: Service) -> FastAPI:
@@ -69,13 +72,16 @@ def create_app(service: Service) -> FastAPI:
     app.openapi = lambda: describe(plain())  # type: ignore[method-assign]
     for kind in (SnapshotdError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
-    app.add_middleware(VersionGate, pid=service.pid, counts=service.requests)
+    app.add_middleware(
+        VersionGate, pid=service.pid, counts=service.requests, access=service.access, audit=lambda: service.audit
+    )
     return app
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    anyio.to_thread.current_default_thread_limiter().total_tokens = HANDLER_THREADS
+    limiter = anyio.to_thread.current_default_thread_limiter()
+    limiter.total_tokens = HANDLER_THREADS + (CONNECTIONS_MAX if app.state.service.listening else 0)
     yield
 
 

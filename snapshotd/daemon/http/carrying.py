@@ -146,7 +146,9 @@ def _hang_up(peer: asyncio.Transport, over: asyncio.Event) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     with select.epoll() as watch:
         try:
-            watch.register(peer.get_extra_info("socket").fileno(), 0)  # EPOLLHUP is always told
+            connected = peer.get_extra_info("socket")
+            # EPOLLHUP is always told. Over TCP it comes when both ways are closed, and no client closes one alone.
+            watch.register(connected.fileno(), 0 if connected.family == socket.AF_UNIX else select.EPOLLRDHUP)
         except (OSError, ValueError):
             over.set()  # it is closed already
         loop.add_reader(watch.fileno(), over.set)

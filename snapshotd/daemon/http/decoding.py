@@ -26,10 +26,12 @@ from snapshotd.api.trajectories import (
     VariantFields,
 )
 from snapshotd.api.wire import FILES_MAX_BYTES, PROVIDER_URLS, check_ref
+from snapshotd.catalog.base import present_tenant
 from snapshotd.engine import base
 from snapshotd.engine.experiments import base as trials
-from snapshotd.errors import LimitExceeded, UsageError
+from snapshotd.errors import LimitExceeded, NotFound, NotPermitted, UsageError
 from snapshotd.scores import SCORE_TIMEOUT_S
+from snapshotd.terms import TENANT_VARIABLE
 
 _URL = re.compile(r"https?://[A-Za-z0-9._~\[\]:-]{1,255}(/[!-~]{0,2048})?")
 _VARIABLE_MAX_BYTES = (128 << 10) - 2
@@ -63,7 +65,7 @@ def sandbox_request(body: SandboxFields, namespace_pid: int) -> base.SandboxRequ
         secrets=environment(body.secrets),
         providers=tuple(map(provider, body.providers)),
         capture_tokens=body.capture_tokens,
-        tenant=body.tenant,
+        tenant=own_tenant(body.tenant),
         limits=t.Limits(**given) if (given := given_limits(body.limits)) else None,
         requirements=_given_path(body.requirements, "requirements file"),
         program=_given_path(body.program, "folder of the program"),
@@ -91,8 +93,14 @@ def run_request(body: RunAgentRequest, namespace_pid: int) -> base.RunRequest:
 
 
 def provider(item: Provider) -> base.Provider:
-    """UsageError never names the key."""
+    """UsageError never names the key. NotPermitted: a caller of one tenant would have the daemon speak to what only it
+    reaches."""
     url = item.base_url or PROVIDER_URLS[item.kind]
+    if present_tenant() is not None and not url.startswith("https://"):
+        raise NotPermitted(
+            f"the provider {item.kind} has an address without TLS, which may be one of the daemon's own network; give one that "
+            "begins with https://"
+        )
     if not _URL.fullmatch(url):
         raise UsageError(
             f"the address of the provider {item.kind} is malformed: write http:// or https://, a host and a path, without a password"
@@ -153,7 +161,23 @@ def absolute(path: str, what: str) -> Path:
 
 
 def _given_path(path: str | None, what: str) -> Path | None:
+    """NotPermitted: the caller may name no path of this machine."""
+    if path is not None and present_tenant() is not None:
+        raise NotPermitted(
+            f"the {what} is a path of the daemon's machine, which only its own users and the scope admin may name; copy the "
+            "files into the sandbox instead"
+        )
     return None if path is None else absolute(path, what)
+
+
+def own_tenant(tenant: str) -> str:
+    """The tenant that a request means. A caller of one tenant means its own where it names none. NotFound: another one."""
+    present = present_tenant()
+    if present is None or tenant == present:
+        return tenant
+    if tenant != t.DEFAULT_TENANT:
+        raise NotFound(f"there is no tenant {tenant[:80]!r}; leave it out for your own")
+    return present
 
 
 def environment(env: dict[str, str]) -> tuple[tuple[str, str], ...]:
@@ -170,6 +194,8 @@ def environment(env: dict[str, str]) -> tuple[tuple[str, str], ...]:
                 f"the variable {key[:40]!r} has more than {_VARIABLE_MAX_BYTES} bytes, and the kernel starts no program with it; put "
                 "it into a file"
             )
+        if key == TENANT_VARIABLE:
+            raise UsageError(f"{key} is set by the request's tenant; leave it out of the environment")
     return tuple(env.items())
 
 

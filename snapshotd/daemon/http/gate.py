@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 import time
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import snapshotd
 from snapshotd.api.operations import OPERATIONS
 from snapshotd.api.wire import API_PREFIX, API_VERSION, VERSION_HEADER, body_max_bytes
+from snapshotd.daemon.access.access import Access
+from snapshotd.daemon.access.audit import Audit
+from snapshotd.daemon.access.limits import BODY_S
+from snapshotd.daemon.access.principals import PRINCIPAL
 from snapshotd.daemon.http.counting import RequestCounts
-from snapshotd.errors import LimitExceeded, SnapshotdError, VersionMismatch
+from snapshotd.daemon.http.peer import PEER_TRANSPORT
+from snapshotd.errors import LimitExceeded, NotPermitted, SnapshotdError, VersionMismatch
 
 log = logging.getLogger("snapshotd.request")
 _HEADER = VERSION_HEADER.lower().encode()
@@ -28,12 +35,17 @@ class _BodyTooLarge(Exception):  # noqa: N818 - never leaves this module
 
 
 class VersionGate:
-    """ASGI middleware. A request without a version header is let through (curl); one of another version is not."""
+    """ASGI middleware. A request without a version header is let through (curl); one of another version is not. One that
+    comes from another machine is for a caller that shows a token."""
 
-    def __init__(self, app: ASGIApp, pid: int, counts: RequestCounts) -> None:
+    def __init__(
+        self, app: ASGIApp, pid: int, counts: RequestCounts, access: Access, audit: Callable[[], Audit | None]
+    ) -> None:
+        """`audit`: None where no record of requests is kept."""
         self._app = app
         self._pid = pid
         self._counts = counts
+        self._access, self._audit = access, audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -41,15 +53,22 @@ class VersionGate:
             return
         started = time.monotonic_ns()
         status = 0
+        leave: Callable[[], None] | None = None
 
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (_HEADER, API_VERSION.encode())]
+                self._record(scope, status)
             await send(message)
 
         try:
+            try:
+                leave = self._enter(scope)
+            except SnapshotdError as exc:
+                await _answer(sending, exc, 401 if isinstance(exc, NotPermitted) else 429)
+                return
             refusal = self._refusal(scope)
             if refusal is not None:
                 await _answer(sending, refusal)
@@ -58,6 +77,8 @@ class VersionGate:
             else:
                 await self._bounded(scope, receive, sending)
         finally:
+            if leave is not None:
+                leave()
             self._counts.add(scope, status, (time.monotonic_ns() - started) / 1e9)
             log.info(
                 "request",
@@ -70,6 +91,23 @@ class VersionGate:
                     }
                 },
             )
+
+    def _enter(self, scope: Scope) -> Callable[[], None] | None:
+        """Find out who calls. Returns what is to be called at the end; None: nothing is. NotPermitted, LimitExceeded."""
+        state = scope["state"]
+        if PRINCIPAL in state:
+            return None  # a user of the socket
+        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        state[PRINCIPAL], leave = self._access.enter(header, state[PEER_TRANSPORT].abort)
+        return leave
+
+    def _record(self, scope: Scope, status: int) -> None:
+        audit = self._audit()
+        if audit is None:
+            return
+        address = "" if scope["client"] is None else str(scope["client"][0])
+        operation = getattr(scope.get("route"), "operation", None)
+        audit.add(scope["state"].get(PRINCIPAL), address, scope["method"], scope["path"], operation, status)
 
     def _refusal(self, scope: Scope) -> SnapshotdError | None:
         headers = dict(scope["headers"])
@@ -90,10 +128,20 @@ class VersionGate:
         seen = 0
         answered = False
         most = body_max_bytes(scope["path"].removeprefix(API_PREFIX))
+        deadline = None if scope["client"] is None else asyncio.get_running_loop().time() + BODY_S
 
         async def receiving() -> Message:
-            nonlocal seen
-            message = await receive()
+            nonlocal seen, deadline
+            if deadline is None:
+                message = await receive()
+            else:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        message = await receive()
+                except TimeoutError:
+                    return {"type": "http.disconnect"}  # as if it had gone away in the middle
+                if not message.get("more_body"):
+                    deadline = None
             seen += len(message.get("body", b""))
             if seen > most:
                 raise _BodyTooLarge
@@ -124,12 +172,14 @@ def _too_large(most: int) -> SnapshotdError:
     )
 
 
-async def _answer(send: Send, failure: SnapshotdError) -> None:
+async def _answer(send: Send, failure: SnapshotdError, status: int | None = None) -> None:
     body = json.dumps(failure.as_json()).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
         (b"connection", b"close"),
     ]
-    await send({"type": "http.response.start", "status": failure.http_status, "headers": headers})
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status or failure.http_status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -18,6 +18,7 @@ from typing import Any
 from starlette.requests import Request
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from snapshotd.daemon.access.principals import PRINCIPAL, local_principal
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import NotPermitted
 from snapshotd.kernel import rootless
@@ -32,8 +33,6 @@ _UCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid (unix(7))
 PEER_PID = "peer_pid"
 """Field of a request's state (`request.state`) with the id of the process that made its connection, in the daemon's pid
 namespace; 0 if it lives outside of that. It is alive as long as it waits for the answer."""
-PEER_UID = "peer_uid"
-"""Field of a request's state with that process's user id."""
 PEER_TRANSPORT = "peer_transport"
 """Field of a request's state with the connection itself."""
 
@@ -126,7 +125,7 @@ def protocol_class(is_sandboxed: SandboxPredicate = in_sandbox) -> type[HttpTool
                 self.app_state = {
                     **self.app_state,
                     PEER_PID: pid,
-                    PEER_UID: uid,
+                    PRINCIPAL: local_principal(uid),
                     PEER_TRANSPORT: transport,
                 }  # into the state of each of the connection's requests
                 super().connection_made(transport)
@@ -161,6 +160,7 @@ def _answer(failure: NotPermitted) -> bytes:
 
 
 def client_pid(request: Request) -> int:
-    """The process that made a request's connection; 0 if it lives outside of the daemon's pid namespace."""
+    """The process that made a request's connection; 0 if it lives outside of the daemon's pid namespace, or on another
+    machine."""
     pid: int = getattr(request.state, PEER_PID)
     return pid

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextvars
 import queue
 import threading
 from collections import deque
@@ -350,7 +351,8 @@ async def _with_error_event(
 
 async def _begin(limit: StreamLimit, channel: Channel, produce: Callable[[], None]) -> SnapshotdError | None:
     """Start a producer and wait for its first data; the failure if that came before."""
-    limit.start(lambda: channel.end(_failure_of_producer(produce)))
+    caller = contextvars.copy_context()  # with the tenant that it sees
+    limit.start(lambda: channel.end(caller.run(_failure_of_producer, produce)))
     try:
         return await channel.first()
     except asyncio.CancelledError:

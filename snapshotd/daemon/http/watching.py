@@ -17,6 +17,7 @@ from snapshotd.daemon.http.encoding import json_bytes, run_event
 from snapshotd.engine.base import Event
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import LimitExceeded
+from snapshotd.types import TrajectoryID
 
 log = logging.getLogger("snapshotd.daemon")
 
@@ -31,7 +32,9 @@ WATCHERS_MAX = 2048
 class _Watcher:
     """One client's queue. In the event loop alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, sees: Callable[[Event], bool]) -> None:
+        """`sees`: true for an event that the client hears of."""
+        self.sees = sees
         self.arrived = asyncio.Event()
         self._lines: deque[bytes] = deque()
         self._bytes = self._lost = 0
@@ -67,15 +70,15 @@ class Watchers:
         """Number of clients."""
         return len(self._watchers)
 
-    def watch(self, engine: Engine) -> AsyncIterator[bytes]:
-        """Lines of events from now on: `watching` first, `alive` when nothing happened for a while, `lost` (with `count`) where
-        some are missing. Ends when the daemon does. LimitExceeded."""
+    def watch(self, engine: Engine, tenant: str | None = None) -> AsyncIterator[bytes]:
+        """Lines of events from now on, of a tenant's trajectories (None: of all): `watching` first, `alive` when nothing
+        happened for a while, `lost` (with `count`) where some are missing. Ends when the daemon does. LimitExceeded."""
         if len(self._watchers) >= WATCHERS_MAX:
             raise LimitExceeded(f"{WATCHERS_MAX} clients watch already; end one and try again")
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._end = engine.life.listen(self._tell)
-        watcher = _Watcher()
+        watcher = _Watcher((lambda event: True) if tenant is None else _Own(engine, tenant).has)
         self._watchers.add(watcher)
         return self._lines(watcher)
 
@@ -123,11 +126,26 @@ class Watchers:
             log.exception("an event cannot be written")
             return
         for watcher in self._watchers:
-            watcher.put(line)
+            if watcher.sees(event):
+                watcher.put(line)
 
     def _wake_all(self) -> None:
         for watcher in self._watchers:
             watcher.arrived.set()
+
+
+class _Own:
+    """A tenant's trajectories, those that were removed while it watched among them."""
+
+    def __init__(self, engine: Engine, tenant: str) -> None:
+        self._snapshots, self._tenant = engine.snapshots, tenant
+        self._own: set[str] = {*engine.snapshots.of_tenant(tenant)}
+
+    def has(self, event: Event) -> bool:
+        trajectory = TrajectoryID(str(event.get("trajectory", "")))
+        if trajectory not in self._own:
+            self._own |= self._snapshots.of_tenant(self._tenant, trajectory)
+        return trajectory in self._own
 
 
 def _line(event: Event) -> bytes:

@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import Context
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -40,7 +39,7 @@ from snapshotd.engine.experiments.earlier import adopt
 from snapshotd.engine.experiments.parts import Services
 from snapshotd.engine.experiments.queueing import fork_queue
 from snapshotd.engine.experiments.scoring import check_scorer, digest_files, score
-from snapshotd.engine.requests import present
+from snapshotd.engine.requests import present, unkeyed
 from snapshotd.engine.runs.forks import check_name
 from snapshotd.engine.secrecy import Secrecy
 from snapshotd.errors import Conflict, NotFound, SnapshotdError, UsageError
@@ -312,8 +311,8 @@ class ExperimentService:
         name = f"{request.name}.base"
         base = find_trajectory(self._services, name)
         if base is None:
-            # The key of the request that is at work stands for the experiment, and not for the sandbox.
-            base, _ = Context().run(self._services.runs.create, replace(request.source, name=name), experiment=identity)
+            with unkeyed():  # the key of the request that is at work stands for the experiment, and not for the sandbox
+                base, _ = self._services.runs.create(replace(request.source, name=name), experiment=identity)
         elif base.experiment != identity:
             raise name_taken(name)
         self._services.runs.stop(base.id)

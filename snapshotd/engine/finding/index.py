@@ -7,8 +7,9 @@ for an excerpt.
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -157,10 +158,16 @@ class TextIndex:
         )
 
     def find(
-        self, query: str, line: Sequence[tuple[TrajectoryID, int | None]], *, before: int | None, limit: int
+        self,
+        query: str,
+        line: Sequence[tuple[TrajectoryID, int | None]],
+        own: Collection[TrajectoryID] | None = None,
+        *,
+        before: int | None,
+        limit: int,
     ) -> list[FoundText]:
         """Records that match, the newest first. `line`: only those of these trajectories, each up to a `seq`; empty: all.
-        `query`: from `query_of`."""
+        `own`: only those of these trajectories, however many; None: all. `query`: from `query_of`."""
         within = " OR ".join(f'"{trajectory}"' for trajectory, _ in line)
         match = f"text : ({query})" + (f" AND line : ({within})" if line else "")
         bounds = " OR ".join("s.trajectory = ?" + ("" if most is None else " AND s.seq <= ?") for _, most in line)
@@ -168,8 +175,15 @@ class TextIndex:
         found = self._db.read(
             "SELECT r.pk, s.id, r.kind, r.part, r.cut FROM texts f CROSS JOIN records r ON r.pk = f.rowid"
             " CROSS JOIN snapshots s ON s.pk = r.snapshot WHERE f.texts MATCH ? AND f.rowid < ?"
-            f"{f' AND ({bounds})' if line else ''} ORDER BY f.rowid DESC LIMIT ?",
-            (match, (1 << 62) if before is None else before, *values, limit),
+            f"{f' AND ({bounds})' if line else ''}"
+            f"{'' if own is None else ' AND s.trajectory IN (SELECT value FROM json_each(?))'} ORDER BY f.rowid DESC LIMIT ?",
+            (
+                match,
+                (1 << 62) if before is None else before,
+                *values,
+                *([] if own is None else [json.dumps([*own])]),
+                limit,
+            ),
         )
         return [
             FoundText(number, SnapshotID(snapshot), kind, part, bool(cut))

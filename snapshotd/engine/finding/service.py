@@ -7,6 +7,7 @@ from contextlib import closing
 
 from snapshotd.api.find import FindInfo, HitInfo
 from snapshotd.api.forms import iso_time
+from snapshotd.catalog.base import present_tenant
 from snapshotd.engine.context import Context
 from snapshotd.engine.finding.filling import Filling
 from snapshotd.engine.finding.index import Excerpts, FoundText, TextIndex, query_of
@@ -27,15 +28,18 @@ class FindService:
         self._context, self._catalog, self._index, self._filling = context, context.catalog, index, filling
 
     def find(self, text: str, ref: str | None, *, before: int | None, limit: int) -> FindInfo:
-        """The records that have all words of `text`, the newest first: "several words" in a row, word* by its beginning. With
-        `ref`, those of a trajectory's whole history. Snapshots that were committed before the call are found, unless the index
-        is still being filled (`waiting`). NotFound, Ambiguous (ref); UsageError (no text)."""
+        """The records that the present tenant sees and that have all words of `text`, the newest first: "several words" in a
+        row, word* by its beginning. With `ref`, those of a trajectory's whole history. Snapshots that were committed before
+        the call are found, unless the index is still being filled (`waiting`). NotFound, Ambiguous (ref); UsageError (no
+        text)."""
         if not text.strip():
             raise UsageError("there is nothing to look for: give a text")
         line = [] if ref is None else self._line(ref)
         is_whole = self._filling.catch_up(_CATCH_UP_S)
         query = query_of(text)
-        found = [] if query is None else self._index.find(query, line, before=before, limit=limit + 1)
+        tenant = present_tenant()
+        own = None if tenant is None else self._catalog.trajectories_of(tenant)
+        found = [] if query is None else self._index.find(query, line, own, before=before, limit=limit + 1)
         hits, after = [], found[limit - 1].number if len(found) > limit else None
         if query is not None:
             with closing(Excerpts(query)) as excerpts:

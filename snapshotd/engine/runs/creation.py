@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from snapshotd.api.commands import CommandFields
+from snapshotd.catalog.base import present_tenant
 from snapshotd.engine.base import SandboxRequest
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.gateways import provider_env
@@ -20,7 +21,7 @@ from snapshotd.engine.runs.forks import check_name
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import marker
-from snapshotd.errors import UsageError
+from snapshotd.errors import NotPermitted, UsageError
 from snapshotd.service import parse
 from snapshotd.types import (
     NO_ISOLATION,
@@ -69,12 +70,18 @@ class Creation:
             runtime.check_limits(request.limits or Limits())
             if request.network is folder_mode.NETWORK:
                 raise UsageError("the machine's own network is for sandboxes without isolation; choose none or bridge")
+        elif present_tenant() is not None:
+            raise NotPermitted(
+                "a sandbox without isolation is this machine itself, so only the daemon's own users and the scope admin may make one"
+            )
         else:
             folder_mode.check(request)
             if requirements:
                 raise folder_mode.no_requirements()
         images = self._context.images
-        image = images.ensure(request.image, lambda _: None) if isolated else images.empty((), "/workspace")
+        image = (
+            self._context.ensure_image(request.image, lambda _: None) if isolated else images.empty((), "/workspace")
+        )
         network = (request.network or Network.NONE) if isolated else folder_mode.NETWORK
         spec = SandboxSpec(image.id, runtime.name, network, request.limits or Limits())
         stack = Stack(image.id)

@@ -23,7 +23,7 @@ class ImageService:
         if runtime.name == NO_ISOLATION:
             return self._context.images.empty((), "/workspace")
         runtime.check_limits(limits)
-        return self._context.images.ensure(name, progress)
+        return self._context.ensure_image(name, progress)
 
     def build(self, recipe: str, name: str | None, progress: ProgressSink) -> Image:
         """From a recipe folder, or the name of one that comes with snapshotd (`default`, `minimal`, ...). Reuses an

@@ -18,7 +18,7 @@ from snapshotd.engine.storing.cold import Cold
 from snapshotd.kernel import turns
 from snapshotd.trees.base import Change, RestoreReport
 from snapshotd.trees.base import Entry as TreeEntry
-from snapshotd.types import Snapshot, SnapshotID, Trajectory
+from snapshotd.types import Snapshot, SnapshotID, Trajectory, TrajectoryID
 
 
 class SnapshotService:
@@ -70,6 +70,10 @@ class SnapshotService:
         this number of the newest. Here and in
         `snapshot`, `files` is None until a background thread has counted the changes; no call waits for that."""
         return self._catalog.snapshots(self._catalog.resolve_trajectory(ref).id, last, before=before)
+
+    def of_tenant(self, tenant: str, among: TrajectoryID | None = None) -> set[TrajectoryID]:
+        """The ids of a tenant's trajectories: all, or the one of `among` if it is one."""
+        return self._catalog.trajectories_of(tenant, among)
 
     def all(self) -> list[Snapshot]:
         return list(self._catalog.all_snapshots())

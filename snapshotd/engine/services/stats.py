@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from snapshotd.api.forms import iso_time, milliseconds
 from snapshotd.api.stats import PauseMinute, PauseStats, SandboxStats, StatsInfo, TrajectoryDisk
+from snapshotd.api.storage import UsageInfo
 from snapshotd.engine.context import Context
 from snapshotd.engine.pauses import BOUNDS_NS, Pauses
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.services.storage import StorageService
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel.holding.usage import measure
+from snapshotd.types import TrajectoryID
 
 _BEGAN_AT_NS = time.time_ns()
 
@@ -34,6 +36,19 @@ class StatsService:
             disk=tuple(self._disk(most_trajectories)),
             usage=self._storage.usage(),
             pauses=self._pause_stats(),
+            requests=(),
+            watchers=0,
+        )
+
+    def of_trajectories(self, seen: Collection[TrajectoryID], most_trajectories: int) -> StatsInfo:
+        """The figures of some trajectories; the whole daemon's are 0, or empty."""
+        return StatsInfo(
+            measured_at=iso_time(time.time_ns()),
+            began_at=iso_time(_BEGAN_AT_NS),
+            sandboxes=tuple(one for one in self._sandboxes() if one.trajectory in seen),
+            disk=tuple(self._disk(most_trajectories, seen)),
+            usage=UsageInfo(0, 0, 0, 0, {}, 0),
+            pauses=PauseStats((), (0,), 0.0, ()),
             requests=(),
             watchers=0,
         )
@@ -60,12 +75,15 @@ class StatsService:
                 memory_bytes=line.spec.limits.memory_bytes,
             )
 
-    def _disk(self, most: int) -> Iterator[TrajectoryDisk]:
+    def _disk(self, most: int, seen: Collection[TrajectoryID] | None = None) -> Iterator[TrajectoryDisk]:
+        """`seen`: of these trajectories alone; None: of all."""
         if not most:
             return
         size = self._context.store.sizes.total
         totals = self._context.catalog.figures.totals()
-        sized = ((size(own.layers), own.file_bytes, line) for line, own in totals.items())
+        sized = (
+            (size(own.layers), own.file_bytes, line) for line, own in totals.items() if seen is None or line in seen
+        )
         names = {one.id: one.name for one in self._context.catalog.trajectories()}
         for layer_bytes, file_bytes, line in heapq.nlargest(most, sized):
             yield TrajectoryDisk(line, names.get(line), layer_bytes, file_bytes)

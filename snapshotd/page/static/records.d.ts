@@ -67,6 +67,17 @@ declare namespace Api {
     trajectory: string;
   }
 
+  interface AuditInfo {
+    address: string | null;
+    caller: string | null;
+    happened_at: string;
+    operation: string;
+    status: string;
+    tenant: string | null;
+    token_id: string | null;
+    verb: string | null;
+  }
+
   interface BackgroundRequest {
     argv: (string)[];
     cwd?: string | null;
@@ -176,9 +187,21 @@ declare namespace Api {
     workspace?: string | null;
   }
 
+  interface CreateTokenRequest {
+    expires_s?: number | null;
+    name: string;
+    scopes?: ("read" | "run" | "approve" | "admin")[];
+    tenant?: string | null;
+  }
+
   interface CreatedInfo {
     snapshot: SnapshotInfo;
     trajectory: TrajectoryInfo;
+  }
+
+  interface CreatedTokenInfo {
+    info: TokenInfo;
+    token: string;
   }
 
   interface DamagedOutput {
@@ -785,6 +808,16 @@ declare namespace Api {
   interface TerminalSize {
     columns: number;
     rows: number;
+  }
+
+  interface TokenInfo {
+    created_at: string;
+    expires_at: string | null;
+    has_expired: boolean;
+    name: string;
+    scopes: (string)[];
+    tenant: string | null;
+    token_id: string;
   }
 
   interface Tool {

@@ -29,6 +29,7 @@ SAID_ELSEWHERE = {
         "tag_count",
         "weaker",
     ),
+    *("happened_at", "caller", "verb", "listening", "fingerprint"),  # a daemon that other machines reach
     *("merged", "object", "pack", "what"),  # an apply, and damage
     *("left_out", "output", "hash", "reuse", "checkpoints", "from", "to", "stderr_b64"),
     *("input_tokens", "output_tokens", "cached_tokens", "cost_usd"),
@@ -43,14 +44,14 @@ def leaves() -> set[str]:
         command = group.get_command(context, name)
         children = command.commands if isinstance(command, click.Group) else {"": command}
         found |= {f"{name} {child}".strip() for child in children}
-    return found - {"shell", "completion", "ui", "mcp", "serve"} - ELSEWHERE
+    return found - {"shell", "completion", "ui", "mcp", "serve", "login", "logout", "dial"} - ELSEWHERE
 
 
 def named(line: list[str]) -> str:
     return " ".join(line[: 2 if line[0] in GROUPS else 1])
 
 
-GROUPS = ("experiment", "image", "store", "hooks")
+GROUPS = ("experiment", "image", "store", "hooks", "token")
 _STATE = "state"
 """`state --json` prints the agent's own object."""
 

@@ -109,6 +109,10 @@ class World:
         yield from (
             f"umount {folder}/mounted",
             "df",
+            "token create laptop --scope run",
+            "token list",
+            "token revoke laptop",
+            "audit",
             "policy box",
             "prune --dry-run",
             "prune --force",

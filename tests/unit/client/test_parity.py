@@ -31,6 +31,7 @@ OTHER_NAMES = {
     "show": "snapshot",
     "snapshot": "take_snapshot",
     "store": "put_value",
+    "token": "tokens",
     "tree": "all_snapshots",
     "umount": "unmount",
 }
@@ -39,11 +40,15 @@ OTHER_NAMES = {
 ONLY_COMMANDS = {
     "completion": "prints a script for the user's shell",
     "daemon": "is the daemon; the client starts one by itself",
+    "dial": "carries a connection of a client that comes through ssh",
     "doctor": "looks at the machine where no daemon can run",
     "hooks": "writes the settings of programs of this machine",
+    "login": "keeps a token on this machine",
+    "logout": "forgets it",
     "mcp": "serves the verbs to a program that speaks the Model Context Protocol",
     "serve": "serves the verbs to programs that were written for a service",
     "ui": "serves a page to a browser of this machine",
+    "serve": "is the daemon, as `daemon`",
     "setup": "installs packages on this machine",
 }
 """Commands that are no verbs of a daemon."""
@@ -113,7 +118,9 @@ def test_what_waits_is_a_coroutine_and_the_rest_an_iterator_or_plain() -> None:
     plain = {
         name
         for name, method in methods(AsyncSnapshotd).items()
-        if not inspect.iscoroutinefunction(method) and not inspect.isasyncgenfunction(method)
+        if not inspect.iscoroutinefunction(method)
+        and not inspect.isasyncgenfunction(method)
+        and not isinstance(method, property)
     }
     annotations = {name: inspect.signature(getattr(AsyncSnapshotd, name)).return_annotation for name in plain}
     assert {name: text for name, text in annotations.items() if not str(text).startswith("AsyncIterator[")} == {}

@@ -45,7 +45,7 @@ def test_a_handler_takes_what_its_operation_says(row: Operation[Any]) -> None:
 
 def test_a_caller_that_only_reads_changes_nothing() -> None:
     reading = {row.name: row for row in OPERATIONS.values() if row.scope == "read" and row.method != "GET"}
-    assert set(reading) == {"compare", "flush", "restore", "search_values"}
+    assert set(reading) == {"compare", "flush", "search_values"}
     assert not any(row.once for row in reading.values())
 
 

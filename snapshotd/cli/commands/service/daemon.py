@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,7 +105,7 @@ def command(
         return _status(client, as_json)
     if rebuild_catalog:
         return _rebuild(client, as_json, isolation)
-    return _serve(client, foreground, ready_fd, isolation)
+    return serve_daemon(client, own_settings, isolation, foreground=foreground, ready_fd=ready_fd)
 
 
 def _unit() -> int:
@@ -122,7 +123,7 @@ def _rebuild(client: Snapshotd, as_json: bool, isolation: str | None) -> int:
     from snapshotd.daemon import server, wiring
     from snapshotd.daemon.host import footing_of
 
-    config = _config(client)
+    config = own_settings(client)
     with Meter("rebuilding the catalog", quiet=as_json) as meter:
         report = server.alone(
             footing_of(config, isolation),
@@ -151,16 +152,26 @@ def _rebuild(client: Snapshotd, as_json: bool, isolation: str | None) -> int:
     return 0
 
 
-def _serve(client: Snapshotd, foreground: bool, ready_fd: int | None, isolation: str | None) -> int:
+def serve_daemon(
+    client: Snapshotd,
+    settings: Callable[[Snapshotd], Config],
+    isolation: str | None,
+    *,
+    foreground: bool = False,
+    ready_fd: int | None = None,
+) -> int:
+    """Be the daemon at the client's places until told to stop. Returns the exit code. `settings` may raise."""
     from snapshotd.daemon.importing import uncollected
 
     with uncollected():
+        from snapshotd.daemon.access.address import parse_listen
         from snapshotd.daemon.host import footing_of
         from snapshotd.daemon.server import ServerOptions, serve, told_to
 
     with told_to(ready_fd):
-        config = _config(client)
+        config = settings(client)
         footing = footing_of(config, isolation)
+        listen = parse_listen(config.listen) if config.listen else None
 
     def open_engine(ground: Footing) -> Any:
         with uncollected():
@@ -174,6 +185,8 @@ def _serve(client: Snapshotd, foreground: bool, ready_fd: int | None, isolation:
         ready_fd=ready_fd,
         hook_socket=hook_socket_of(client.state_dir, footing.places),
         footing=footing,
+        listen=listen,
+        certificate=tuple(Path(path).absolute() if path else None for path in (config.tls_cert, config.tls_key)),
     )
     code = 1
     try:
@@ -204,7 +217,7 @@ def _threads_left() -> bool:
     return any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
 
 
-def _config(client: Snapshotd) -> Config:
+def own_settings(client: Snapshotd) -> Config:
     """The settings of a daemon in this process."""
     return replace(read(), state_dir=str(client.state_dir), socket=str(client.socket_path))
 

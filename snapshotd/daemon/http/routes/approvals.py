@@ -12,9 +12,10 @@ from snapshotd import types as t
 from snapshotd.api import operations
 from snapshotd.api.approvals import ApprovalView, ApproveRequest, AskRequest, DenyRequest
 from snapshotd.api.wire import LINES, LIST_MAX, PREVIEW_FILES, check_ref
+from snapshotd.catalog.base import present_tenant
 from snapshotd.daemon.http.decoding import check_json, given_json
 from snapshotd.daemon.http.encoding import approval_view
-from snapshotd.daemon.http.routes.shared import ServiceDep, handles, user_of
+from snapshotd.daemon.http.routes.shared import ServiceDep, decided_by, handles, own
 
 _Approval = Annotated[str, PathParameter(description="A unique prefix of the approval's id.")]
 
@@ -22,7 +23,7 @@ _Approval = Annotated[str, PathParameter(description="A unique prefix of the app
 @handles(operations.APPROVALS)
 def approvals(service: ServiceDep, status: Annotated[t.ApprovalStatus | None, Query()] = None) -> list[t.Approval]:
     """Oldest first; without `status` all."""
-    return service.engine.approvals.list(status)
+    return own(service, service.engine.approvals.list(status), lambda one: one.trajectory)
 
 
 @handles(operations.ASK)
@@ -49,7 +50,7 @@ def approve(request: Request, approval: _Approval, body: ApproveRequest, service
     now."""
     arguments = given_json(body.arguments, "the arguments")
     return service.engine.approvals.approve(
-        check_ref(approval, "approval"), by=body.by or user_of(request), reason=body.reason, arguments=arguments
+        check_ref(approval, "approval"), by=decided_by(request, body.by), reason=body.reason, arguments=arguments
     )
 
 
@@ -57,7 +58,7 @@ def approve(request: Request, approval: _Approval, body: ApproveRequest, service
 def deny(request: Request, approval: _Approval, body: DenyRequest, service: ServiceDep) -> t.Approval:
     """Refuse it; the agent is told why."""
     return service.engine.approvals.deny(
-        check_ref(approval, "approval"), by=body.by or user_of(request), reason=body.reason
+        check_ref(approval, "approval"), by=decided_by(request, body.by), reason=body.reason
     )
 
 
@@ -69,5 +70,5 @@ def deny(request: Request, approval: _Approval, body: DenyRequest, service: Serv
     'nothing happens; `{"event":"lost","count"}` where a slow client has missed some.',
 )
 async def watch(service: ServiceDep) -> Response:
-    """Events for outside tools, of all trajectories, from now on."""
-    return StreamingResponse(service.watchers.watch(service.engine), media_type=LINES)
+    """Events for outside tools, of all trajectories that the caller sees, from now on."""
+    return StreamingResponse(service.watchers.watch(service.engine, present_tenant()), media_type=LINES)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from starlette.responses import Response
 
 from snapshotd import types as t
 from snapshotd.api import operations
 from snapshotd.api.storage import EnsureImageRequest, ImageRequest
+from snapshotd.catalog.base import present_tenant
 from snapshotd.daemon.http import streams
 from snapshotd.daemon.http.decoding import given_limits
 from snapshotd.daemon.http.routes.shared import Service, ServiceDep, handles
@@ -20,7 +22,8 @@ _SAYS = 'Lines: `{"event":"progress","message"}`, at last `{"event":"result","im
 
 @handles(operations.IMAGES)
 def images(service: ServiceDep) -> list[t.Image]:
-    return service.engine.images.list()
+    found = service.engine.images.list()
+    return found if present_tenant() is None else [replace(image, source="") for image in found]
 
 
 @handles(operations.ENSURE_IMAGE, says=_SAYS)

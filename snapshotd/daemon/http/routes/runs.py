@@ -22,8 +22,17 @@ from snapshotd.daemon.http.attending import Lines, attend, until_gone
 from snapshotd.daemon.http.decoding import check_argv, environment, run_request, sandbox_request, variant
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.problems import load_json
-from snapshotd.daemon.http.routes.shared import Named, NamedDep, Ref, ServiceDep, handles, once, once_unless_abandoned
-from snapshotd.engine.base import STREAMS, Caller, ExecResult, Forked, OutputSink, Stream, output_event
+from snapshotd.daemon.http.routes.shared import (
+    Named,
+    NamedDep,
+    Ref,
+    ServiceDep,
+    handles,
+    once,
+    once_unless_abandoned,
+    own,
+)
+from snapshotd.engine.base import STREAMS, Caller, ExecResult, Forked, OutputSink, SandboxInfo, Stream, output_event
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import SandboxFailed, UsageError
 from snapshotd.types import Snapshot, Trajectory
@@ -68,6 +77,12 @@ async def create(request: Request, body: CreateRequest, service: ServiceDep, nam
     return CreatedInfo(encoding.trajectory(trajectory), encoding.snapshot(snapshot))
 
 
+@handles(operations.SANDBOXES)
+def sandboxes(service: ServiceDep) -> list[SandboxInfo]:
+    """The live sandboxes."""
+    return own(service, service.engine.runs.sandboxes(), lambda one: one.trajectory.id)
+
+
 @handles(operations.RUN_AGENT)
 async def run(request: Request, body: RunAgentRequest, service: ServiceDep, named: NamedDep) -> Trajectory:
     """Start an agent; its events follow under /trajectories/{ref}/events. Stopped again when the client is gone before
@@ -90,6 +105,11 @@ async def run(request: Request, body: RunAgentRequest, service: ServiceDep, name
     )
 
 
+@handles(operations.TRAJECTORIES)
+def trajectories(service: ServiceDep) -> list[Trajectory]:
+    return own(service, service.engine.snapshots.trajectories(), lambda one: one.id)
+
+
 @handles(operations.LOG)
 def log(
     ref: Ref,
@@ -106,7 +126,8 @@ def log(
 def overview(service: ServiceDep, trajectory: Annotated[str | None, Query()] = None) -> Response:
     """All trajectories as a list or a tree shows them, oldest first; with `trajectory` that one alone."""
     chosen = None if trajectory is None else check_ref(trajectory, "trajectory")
-    return streams.listed(service.engine.snapshots.overview(chosen))
+    found = own(service, service.engine.snapshots.overview(chosen), lambda one: one.trajectory.id)
+    return streams.listed(found)
 
 
 @handles(operations.FIND)

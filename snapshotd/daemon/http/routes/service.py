@@ -14,32 +14,43 @@ from snapshotd.api import operations
 from snapshotd.api.service import VersionInfo
 from snapshotd.api.stats import DISK_MAX, StatsInfo
 from snapshotd.api.wire import API_VERSION, check_ref
+from snapshotd.catalog.base import present_tenant
 from snapshotd.daemon.http.metrics import METRICS_TYPE, write_metrics
 from snapshotd.daemon.http.routes.shared import Service, ServiceDep, handles
+
+_FOR_TENANTS = ("daemon_version", "api_version", "mode", "weaker", "runtimes")
 
 
 @handles(operations.VERSION)
 def version(service: ServiceDep) -> VersionInfo:
+    """To a caller of one tenant without the path and the process id."""
+    if present_tenant() is not None:
+        return VersionInfo(snapshotd.__version__, API_VERSION, 0, "")
     return VersionInfo(snapshotd.__version__, API_VERSION, service.pid, str(service.state_dir))
 
 
 @handles(operations.STATUS)
 def status(service: ServiceDep) -> dict[str, Any]:
-    """Facts about the engine: versions, state directory, layer file system, runtimes, counts."""
-    return {
+    """Facts about the engine: versions, state directory, layer file system, runtimes, counts. To a caller of one tenant only
+    how its sandboxes run."""
+    facts = {
         "daemon_version": snapshotd.__version__,
         "api_version": API_VERSION,
         "pid": service.pid,
         "state_dir": str(service.state_dir),
+        "listening": service.listening,
+        "fingerprint": service.fingerprint,
         **service.engine.life.status(),
     }
+    return facts if present_tenant() is None else {name: facts[name] for name in _FOR_TENANTS}
 
 
 @handles(operations.STATS)
 def stats(
     service: ServiceDep, trajectories: Annotated[int, Query(ge=0, le=DISK_MAX, description="As many in `disk`.")] = 50
 ) -> StatsInfo:
-    """Figures of the moment: sandboxes, disk, the pauses of the last hour, requests."""
+    """Figures of the moment: sandboxes, disk, the pauses of the last hour, requests. To a caller of one tenant those of its
+    sandboxes and trajectories; the others, which are of the daemon as a whole, are 0."""
     return _stats(service, trajectories)
 
 
@@ -66,5 +77,8 @@ def shutdown(service: ServiceDep) -> dict[str, int]:
 
 
 def _stats(service: Service, most_trajectories: int) -> StatsInfo:
+    tenant = present_tenant()
+    if tenant is not None:
+        return service.engine.stats.of_trajectories(service.engine.snapshots.of_tenant(tenant), most_trajectories)
     found = service.engine.stats.stats(most_trajectories)
     return replace(found, requests=service.requests.stats(), watchers=service.watchers.count())

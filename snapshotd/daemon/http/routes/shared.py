@@ -9,10 +9,9 @@ import hashlib
 import inspect
 import json
 import pathlib
-import pwd
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
@@ -21,15 +20,21 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi import Path as PathParameter
 from fastapi.routing import APIRoute
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from snapshotd.api.operations import Operation
 from snapshotd.api.record import encode_masked
 from snapshotd.api.service import ErrorAnswer
 from snapshotd.api.wire import API_PREFIX, KEY_HEADER, RECALL_HEADER, check_ref
+from snapshotd.catalog.base import present_tenant, seen_by
+from snapshotd.daemon.access.access import Access
+from snapshotd.daemon.access.audit import Audit
+from snapshotd.daemon.access.principals import PRINCIPAL, Principal
+from snapshotd.daemon.access.tokens import Tokens
 from snapshotd.daemon.http.carrying import ConnectionLimit
 from snapshotd.daemon.http.counting import RequestCounts
 from snapshotd.daemon.http.encoding import json_bytes
-from snapshotd.daemon.http.peer import PEER_UID, client_pid
+from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.problems import check_query, load_json
 from snapshotd.daemon.http.streams import JSON, StreamLimit
 from snapshotd.daemon.http.watching import Watchers
@@ -54,10 +59,23 @@ class Service:
     connections: ConnectionLimit = field(default_factory=ConnectionLimit)
     watchers: Watchers = field(default_factory=Watchers)
     requests: RequestCounts = field(default_factory=RequestCounts)
+    access: Access = field(init=False)
+    audit: Audit | None = None
+    """None: the daemon listens for no other machine."""
+    listening: str = ""
+    """The address at which other machines reach it; empty: none does."""
+    fingerprint: str = ""
+    """The fingerprint of its certificate."""
+
+    def __post_init__(self) -> None:
+        self.access = Access(Tokens(self.state_dir / "tokens.json"))
 
 
 class JsonRoute(APIRoute):
-    """A route whose answers `json_bytes` encodes, and not FastAPI, which refuses some text that a program may record."""
+    """A route for callers with the scope of its operation, who see the things of their tenant. `json_bytes` encodes its
+    answers, and not FastAPI, which refuses some text that a program may record."""
+
+    operation: Operation[Any]
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         status = options.get("status_code") or 200
@@ -81,6 +99,12 @@ class JsonRoute(APIRoute):
                 return encoded(endpoint(*args, **kwargs))
 
         super().__init__(path, answering, **options)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller: Principal = scope["state"][PRINCIPAL]
+        caller.check_scope(self.operation.scope)
+        with seen_by(caller.tenant):
+            await super().handle(scope, receive, send)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle, known = super().get_route_handler(), {field.alias for field in self.dependant.query_params}
@@ -115,13 +139,13 @@ def handles(
     """Registers the handler of an operation. It returns values of the engine, or records (`encoding.py`), or the Response
     that streams the answer. `says`, `takes`: description of a streamed answer, and of a streamed body. `about`: that of the
     operation, in place of the handler's docstring."""
-    options: dict[str, Any] = {"response_model": operation.answer}
+    options: dict[str, Any] = {"response_model": operation.answer, "openapi_extra": {"x-scope": operation.scope}}
     if isinstance(operation.answer, str):
         described: dict[str, Any] = {"content": {operation.answer: {}}, "description": says or "Raw bytes."}
-        options = {"response_class": Response, "responses": {200: described}}
+        options |= {"response_model": None, "response_class": Response, "responses": {200: described}}
     if operation.is_upload:
         described = {"required": True, "content": {operation.body: {}}, "description": takes}
-        options["openapi_extra"] = {"requestBody": described}
+        options["openapi_extra"]["requestBody"] = described
 
     def register(handler: H) -> H:
         ROUTER.add_api_route(
@@ -134,6 +158,9 @@ def handles(
             dependencies=[Depends(_check_ref)] if "{ref}" in operation.path else None,
             **options,
         )
+        route = ROUTER.routes[-1]
+        assert isinstance(route, JsonRoute)
+        route.operation = operation
         return handler
 
     return register
@@ -168,13 +195,25 @@ async def opener_of(request: Request) -> Opener:
 OpenerDep = Annotated[Opener, Depends(opener_of)]
 
 
-def user_of(request: Request) -> str:
-    """The name of the requesting user, or the number if it has no name here."""
-    uid: int = getattr(request.state, PEER_UID)
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+def principal_of(request: Request) -> Principal:
+    """The caller."""
+    found: Principal = getattr(request.state, PRINCIPAL)
+    return found
+
+
+def decided_by(request: Request, name: str | None) -> str:
+    """The person who decides: the caller, who may name another one where it is a user of the socket."""
+    caller = principal_of(request)
+    return caller.name if caller.token or not name else name
+
+
+def own(service: Service, items: Iterable[T], trajectory: Callable[[T], str]) -> list[T]:
+    """The items of a list whose trajectories the caller sees."""
+    tenant = present_tenant()
+    if tenant is None:
+        return list(items)
+    seen = service.engine.snapshots.of_tenant(tenant)
+    return [item for item in items if trajectory(item) in seen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +235,9 @@ class Named:
                 )
             return None
         said = json.dumps([self.target, *body], sort_keys=True, default=encode_masked)
-        return RequestKey(self.key, hashlib.blake2b(said.encode(), digest_size=16).hexdigest(), time.time_ns())
+        # A tenant meets no key of another: it could learn that a request was made.
+        key = " ".join(filter(None, (present_tenant(), self.key)))
+        return RequestKey(key, hashlib.blake2b(said.encode(), digest_size=16).hexdigest(), time.time_ns())
 
 
 async def _named(

@@ -16,7 +16,7 @@ from snapshotd.daemon.http import streams
 from snapshotd.daemon.http.decoding import absolute, check_name, sandbox_path
 from snapshotd.daemon.http.encoding import file_status
 from snapshotd.daemon.http.peer import client_pid
-from snapshotd.daemon.http.routes.shared import NamedDep, PathB64, Ref, ServiceDep, handles, once
+from snapshotd.daemon.http.routes.shared import NamedDep, PathB64, Ref, ServiceDep, handles, once, own
 from snapshotd.engine.base import LookedAt
 from snapshotd.trees.base import RestoreReport
 
@@ -26,7 +26,8 @@ _WORKSPACE = base64.urlsafe_b64encode(b"workspace").decode()
 @handles(operations.ALL_SNAPSHOTS)
 def all_snapshots(service: ServiceDep) -> Response:
     """Every snapshot of every trajectory."""
-    return streams.listed(service.engine.snapshots.all())
+    found = own(service, service.engine.snapshots.all(), lambda one: one.trajectory)
+    return streams.listed(found)
 
 
 @handles(operations.SNAPSHOT)

@@ -8,7 +8,7 @@ from fastapi import Query
 
 from snapshotd.api import operations
 from snapshotd.api.values import PutValueRequest, SearchRequest
-from snapshotd.daemon.http.decoding import check_json
+from snapshotd.daemon.http.decoding import check_json, own_tenant
 from snapshotd.daemon.http.routes.shared import ServiceDep, handles
 from snapshotd.types import DEFAULT_TENANT, StoredValue
 
@@ -23,7 +23,7 @@ def get(
     namespace: Namespace, key: Key, service: ServiceDep, tenant: Tenant = DEFAULT_TENANT, version: Version = None
 ) -> StoredValue:
     """The newest value of a key, or an older version of it."""
-    return service.engine.values.get(tenant, namespace, key, version)
+    return service.engine.values.get(own_tenant(tenant), namespace, key, version)
 
 
 @handles(operations.PUT_VALUE)
@@ -33,7 +33,7 @@ def put(
     """A new version. Conflict: another version is there than the one expected."""
     value = check_json(body.value, f"the value of {key!r}")
     return service.engine.values.put(
-        tenant, namespace, key, value, ttl_s=body.ttl_s, expected_version=body.expected_version
+        own_tenant(tenant), namespace, key, value, ttl_s=body.ttl_s, expected_version=body.expected_version
     )
 
 
@@ -46,20 +46,20 @@ def delete(
     expected_version: Version = None,
 ) -> None:
     """Recorded as a version; older ones can still be read."""
-    service.engine.values.delete(tenant, namespace, key, expected_version=expected_version)
+    service.engine.values.delete(own_tenant(tenant), namespace, key, expected_version=expected_version)
 
 
 @handles(operations.VALUE_HISTORY)
 def history(namespace: Namespace, key: Key, service: ServiceDep, tenant: Tenant = DEFAULT_TENANT) -> list[StoredValue]:
     """All versions that are kept, newest first."""
-    return service.engine.values.history(tenant, namespace, key)
+    return service.engine.values.history(own_tenant(tenant), namespace, key)
 
 
 @handles(operations.SEARCH_VALUES)
 def search(body: SearchRequest, service: ServiceDep) -> list[StoredValue]:
     """The newest versions in the order of their keys."""
     return service.engine.values.search(
-        body.tenant,
+        own_tenant(body.tenant),
         body.namespace,
         prefix=body.prefix,
         where=check_json(dict(body.where), "the search") or None,

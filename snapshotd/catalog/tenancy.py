@@ -1,0 +1,60 @@
+"""The tenant whose things alone a caller sees.
+
+A caller of one tenant resolves refs as if there were nothing else in the catalog. Only looking by a ref, or by the name of
+an approval or experiment, is narrowed: by exact id, and in lists, the engine sees everything, since its own work (a prune,
+a name that is taken) is about all tenants. A user's folder belongs to no tenant: it is of this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from snapshotd.sqlite import Database, Value
+from snapshotd.terms import DEFAULT_TENANT, TENANT_VARIABLE
+from snapshotd.types import FOLDER, TrajectoryID
+
+_present: ContextVar[str | None] = ContextVar("tenant", default=None)
+_OWNED = (
+    "coalesce((SELECT json_extract(e.value, '$[1]') FROM json_each(t.env) e"
+    f" WHERE json_extract(e.value, '$[0]') = '{TENANT_VARIABLE}'), '{DEFAULT_TENANT}') = ? AND t.runtime <> '{FOLDER}'"
+)
+"""True for a row t of `trajectories` that is this tenant's."""
+
+
+def present_tenant() -> str | None:
+    """The tenant of the caller whose work this thread or task does; None: it sees all."""
+    return _present.get()
+
+
+@contextmanager
+def seen_by(tenant: str | None) -> Iterator[None]:
+    """Work within is for a caller of this tenant. For this thread or task, and the tasks that it starts."""
+    token = _present.set(tenant)
+    try:
+        yield
+    finally:
+        _present.reset(token)
+
+
+def owned(tenant: str | None = None) -> tuple[str, tuple[Value, ...]]:
+    """A condition on a row t of `trajectories`, with its values: it is the tenant's (None: the present one's)."""
+    tenant = present_tenant() if tenant is None else tenant
+    return ("TRUE", ()) if tenant is None else (_OWNED, (tenant,))
+
+
+def is_own(db: Database, trajectory_id: str) -> bool:
+    """True if the present tenant may know of a trajectory."""
+    condition, values = owned()
+    if not values:
+        return True
+    where = f"WHERE t.id = ? AND {condition}"
+    return db.read_one(f"SELECT 1 FROM trajectories t {where}", (trajectory_id, *values)) is not None
+
+
+def trajectories_of(db: Database, tenant: str, among: TrajectoryID | None) -> set[TrajectoryID]:
+    """See `Catalog.trajectories_of`."""
+    condition, values = owned(tenant)
+    where = f"WHERE t.id = coalesce(?, t.id) AND {condition}"
+    return {TrajectoryID(row[0]) for row in db.read(f"SELECT t.id FROM trajectories t {where}", (among, *values))}

@@ -1,0 +1,61 @@
+"""`snapshotd dial`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+
+import click
+
+from snapshotd.cli.command import connect, declare
+from snapshotd.client.client import Snapshotd
+from snapshotd.client.exchange import READ_BYTES, unreachable
+
+
+@declare("dial", examples=["ssh build.example.org snapshotd dial"])
+@click.pass_context
+def command(ctx: click.Context) -> int:
+    """Carry a connection to the daemon over standard input and output.
+
+    For clients that reach this machine through ssh (SNAPSHOTD_HOST=ssh://USER@HOST), which run it here.
+    """
+    with _dialled(connect(ctx)) as daemon:
+        threading.Thread(target=_send, args=(daemon,), daemon=True).start()
+        with contextlib.suppress(OSError):
+            while data := daemon.recv(READ_BYTES):
+                _write(data)
+    return 0
+
+
+def _dialled(client: Snapshotd) -> socket.socket:
+    """A connection to the daemon, which is started if it does not run."""
+    daemon = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        daemon.connect(str(client.socket_path))
+    except OSError:
+        daemon.close()
+        client.version()
+        daemon = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            daemon.connect(str(client.socket_path))
+        except OSError as exc:
+            daemon.close()
+            raise unreachable(exc, client.socket_path) from exc
+    return daemon
+
+
+def _send(daemon: socket.socket) -> None:
+    """Until the client is gone, which ends both ways: it never ends one alone."""
+    with contextlib.suppress(OSError):
+        while data := os.read(0, READ_BYTES):
+            daemon.sendall(data)
+    with contextlib.suppress(OSError):
+        daemon.shutdown(socket.SHUT_RDWR)
+
+
+def _write(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]

@@ -1,0 +1,1 @@
+"""Callers from other machines: who they are, and what they may do."""
