@@ -46,9 +46,8 @@ ONLY_COMMANDS = {
     "login": "keeps a token on this machine",
     "logout": "forgets it",
     "mcp": "serves the verbs to a program that speaks the Model Context Protocol",
-    "serve": "serves the verbs to programs that were written for a service",
     "ui": "serves a page to a browser of this machine",
-    "serve": "is the daemon, as `daemon`",
+    "serve": "is the daemon, as `daemon`, or serves the verbs to programs that were written for a service",
     "setup": "installs packages on this machine",
 }
 """Commands that are no verbs of a daemon."""

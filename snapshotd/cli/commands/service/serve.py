@@ -59,7 +59,7 @@ _OF_DAEMON, _OF_E2B = ("foreground", "isolation"), ("domain", "key_file", "image
 )
 @click.option("--rm", is_flag=True, help="--e2b: remove a sandbox that was killed, with its history.")
 @click.pass_context
-def command(ctx: click.Context, listen: str | None, tls_cert: Path | None, tls_key: Path | None, **more: Any) -> int:
+def command(ctx: click.Context, /, listen: str | None, tls_cert: Path | None, tls_key: Path | None, **more: Any) -> int:
     """Be the daemon, for other machines too; or serve sandboxes to programs that were written for a service.
 
     The daemon answers on its socket as every daemon does, and with --listen also other machines, over TLS, each with a
