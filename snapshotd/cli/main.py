@@ -106,12 +106,11 @@ COMMANDS: dict[str, dict[str, str]] = {
         "repair": "Rebuild damaged parts of the repository from intact ones.",
     },
     "service": {
-        "serve": "Serve sandboxes to programs that were written for a service.",
         "mcp": "Serve the daemon's verbs to an agent that speaks MCP.",
         "hooks": "Let an agent in your own folder take a snapshot at every call, without a sandbox.",
         "doctor": "Say what this machine lacks, and the fix for each.",
         "setup": "Install missing system packages, where that is possible.",
-        "serve": "Be the daemon, for other machines too.",
+        "serve": "Be the daemon, for other machines too, or serve clients of E2B.",
         "token": "Make, list and revoke tokens for callers from other machines.",
         "audit": "List who did what.",
         "login": "Keep the token of a daemon on another machine.",

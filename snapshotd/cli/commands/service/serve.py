@@ -60,7 +60,7 @@ _OF_DAEMON, _OF_E2B = ("foreground", "isolation"), ("domain", "key_file", "image
 @click.option("--rm", is_flag=True, help="--e2b: remove a sandbox that was killed, with its history.")
 @click.pass_context
 def command(ctx: click.Context, /, listen: str | None, tls_cert: Path | None, tls_key: Path | None, **more: Any) -> int:
-    """Be the daemon, for other machines too; or serve sandboxes to programs that were written for a service.
+    """Be the daemon, for other machines too, or serve clients of E2B.
 
     The daemon answers on its socket as every daemon does, and with --listen also other machines, over TLS, each with a
     token of `snapshotd token create`. Without a certificate of yours it makes one on the first start and prints its
