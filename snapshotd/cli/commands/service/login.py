@@ -19,7 +19,7 @@ _TOKEN_MAX = 1024
     examples=[
         "snapshotd login https://build.example.org:7676",
         "snapshotd login https://build.example.org:7676 --pin sha256:9f86d0... < token",
-        "export SNAPSHOTD_HOST=https://build.example.org:7676",
+        "SNAPSHOTD_HOST=https://build.example.org:7676 snapshotd ls",
     ],
 )
 @click.option(
