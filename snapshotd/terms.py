@@ -36,6 +36,12 @@ SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
 DEFAULT_TENANT = "default"
 """Tenant of the key-value store if the user names none."""
 
+ALLOW = "allow:"
+"""The beginning of a network's text whose rules follow, with commas between them (network.py)."""
+MOST_RULES = 256
+NETWORK_MAX = MOST_RULES * 264
+"""Characters of a network's text."""
+
 PRUNE_GRACE_S = 600.0
 """Age from which a prune may touch a pack, by default."""
 

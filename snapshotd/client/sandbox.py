@@ -21,14 +21,14 @@ from snapshotd.client.objects import (
     lines_of,
 )
 from snapshotd.client.outcomes import ExecResult, KeptOutput, RunResult, argv_or_shell, failed, input_of
-from snapshotd.client.results import EffectInfo, RewindPreview, TrajectoryInfo
+from snapshotd.client.results import EffectInfo, NetworkInfo, RewindPreview, TrajectoryInfo
 from snapshotd.client.twofold import Blocking, BlockingContext, attribute, class_verb, stream, verb
 from snapshotd.client.verbs.base import Wait
 from snapshotd.client.verbs.commands import Stream
 from snapshotd.client.verbs.files import SandboxFiles, SnapshotFiles
 from snapshotd.client.verbs.mind import Mode
 from snapshotd.client.verbs.ports import OnFailure, Port, PortT
-from snapshotd.client.verbs.runs import SandboxOptions
+from snapshotd.client.verbs.runs import NetworkChange, SandboxOptions
 from snapshotd.errors import UsageError
 
 
@@ -76,8 +76,7 @@ class AnySandbox(
         client: ClientT | None = None,
         **options: Unpack[SandboxOptions],
     ) -> SandboxT:
-        """Start a sandbox. `workspace` is copied to /workspace, `network` is none (the default) or bridge,
-        `runtime="none"` means a plain folder without isolation; `SandboxOptions` has all keywords. After `idle_timeout`
+        """Start a sandbox. `workspace` is copied to /workspace; `SandboxOptions` has all keywords. After `idle_timeout`
         seconds without a command it is stopped (0: never). With `wait="stored"`, here and in the methods that make a
         snapshot, they return when it survives power loss."""
         given = cls._client_of(client)
@@ -335,6 +334,11 @@ class AnySandbox(
         """Take a last snapshot if anything changed (with `discard`: none) and end the container. `exec` starts it
         again."""
         await self._verbs.stop(self.id, discard=discard, wait=wait)
+
+    @verb
+    async def network(self, **change: Unpack[NetworkChange]) -> NetworkInfo:
+        """The hosts that it reaches, after this change. As `Snapshotd.network`."""
+        return await self._verbs.network(self.id, **change)
 
     @verb
     async def remove(self, *, force: bool = False) -> None:

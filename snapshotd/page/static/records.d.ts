@@ -160,7 +160,7 @@ declare namespace Api {
     image?: string;
     limits?: LimitsRequest;
     name?: string | null;
-    network?: "none" | "bridge" | "host" | null;
+    network?: string | null;
     program?: string | null;
     providers?: (Provider)[];
     requirements?: string | null;
@@ -464,6 +464,19 @@ declare namespace Api {
     directory: string;
   }
 
+  interface NetworkInfo {
+    network: string;
+    refused: (string)[];
+    rules: (string)[];
+    trajectory: string;
+  }
+
+  interface NetworkRequest {
+    allow?: (string)[];
+    deny?: (string)[];
+    only?: (string)[] | null;
+  }
+
   interface OverviewInfo {
     file_bytes: number;
     layer_bytes: number;
@@ -606,7 +619,7 @@ declare namespace Api {
     image?: string;
     limits?: LimitsRequest;
     name?: string | null;
-    network?: "none" | "bridge" | "host" | null;
+    network?: string | null;
     program?: string | null;
     providers?: (Provider)[];
     requirements?: string | null;
@@ -625,7 +638,7 @@ declare namespace Api {
     image?: string;
     limits?: LimitsRequest;
     name?: string | null;
-    network?: "none" | "bridge" | "host" | null;
+    network?: string | null;
     program?: string | null;
     providers?: (Provider)[];
     requirements?: string | null;
@@ -710,6 +723,7 @@ declare namespace Api {
     model_use: ModelUseInfo | null;
     parent: string | null;
     pause_ms: number;
+    refused: (string)[];
     reused: string | null;
     seq: number;
     side_effect: "local" | "idempotent" | "irreversible" | null;
@@ -798,7 +812,7 @@ declare namespace Api {
     image: string;
     limits: LimitsInfo;
     name: string | null;
-    network: "none" | "bridge" | "host";
+    network: string;
     runtime: string;
     status: "running" | "stopped" | "finished" | "failed" | "interrupted";
   }
@@ -831,7 +845,7 @@ declare namespace Api {
     limits?: LimitsRequest | null;
     model?: string | null;
     name?: string | null;
-    network?: "none" | "bridge" | "host" | null;
+    network?: string | null;
     secrets?: Record<string, string>;
   }
 

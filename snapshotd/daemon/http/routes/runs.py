@@ -15,7 +15,14 @@ from snapshotd.api import operations
 from snapshotd.api.commands import ExecRequest
 from snapshotd.api.find import FIND_CHARS_MAX, FIND_MAX, FindInfo
 from snapshotd.api.snapshots import SnapshotRequest
-from snapshotd.api.trajectories import CreatedInfo, CreateRequest, ForkRequest, RunAgentRequest
+from snapshotd.api.trajectories import (
+    CreatedInfo,
+    CreateRequest,
+    ForkRequest,
+    NetworkInfo,
+    NetworkRequest,
+    RunAgentRequest,
+)
 from snapshotd.api.wire import LIST_MAX, LOG_MAX, STDIN_WINDOW_BYTES, check_ref
 from snapshotd.daemon.http import carrying, encoding, streams
 from snapshotd.daemon.http.attending import Lines, attend, until_gone
@@ -157,6 +164,19 @@ def find(
 def stop(ref: Ref, service: ServiceDep, discard: bool = False) -> Trajectory:
     """Take a last snapshot if anything changed and end the sandbox. `discard`: without one."""
     return service.engine.runs.stop(ref, discard=discard)
+
+
+@handles(operations.NETWORK)
+def network(ref: Ref, service: ServiceDep) -> NetworkInfo:
+    """The network of a trajectory's sandboxes, and what it refused since the last snapshot."""
+    return service.engine.runs.network(ref)
+
+
+@handles(operations.CHANGE_NETWORK)
+def change_network(ref: Ref, body: NetworkRequest, service: ServiceDep) -> NetworkInfo:
+    """Change the hosts that a trajectory's sandboxes reach; a running one from the answer on. Connections that are not
+    allowed any more are cut. `Conflict`: its network is none or bridge."""
+    return service.engine.runs.change_network(ref, body)
 
 
 @handles(operations.TAKE_SNAPSHOT)
