@@ -97,7 +97,9 @@ class HostRule:
             return self.range.overlaps(other.range)
         if self.name is None or other.name is None:
             return False
-        return self.has_name(other.name) or other.has_name(self.name) or self.name == other.name
+        if self.below == other.below and self.name == other.name:
+            return True
+        return (self.below and self.has_name(other.name)) or (other.below and other.has_name(self.name))
 
 
 def _malformed(text: str) -> UsageError:
