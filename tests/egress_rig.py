@@ -130,6 +130,17 @@ class _Greeting(socketserver.StreamRequestHandler):
         self.wfile.write(b"got " + self.rfile.readline())
 
 
+class _Source(socketserver.StreamRequestHandler):
+    """Bytes without end, after a line."""
+
+    def handle(self) -> None:
+        self.rfile.readline()
+        piece = bytes(1 << 20)
+        with contextlib.suppress(OSError):
+            while True:
+                self.wfile.write(piece)
+
+
 class Internet:
     """See the module's text. `names`, `web`, `tls`: by address."""
 
@@ -145,6 +156,7 @@ class Internet:
         self.web = {a: self._serve(lambda a=a: WebServer(a, 80)) for a in (GOOD, OTHER, NEIGHBOUR, METADATA)}
         self.tls = {a: self._serve(lambda a=a: WebServer(a, 443, context)) for a in (GOOD, OTHER)}
         self.greeter = self._serve(lambda: Greeter((GOOD, 22), _Greeting))
+        self._serve(lambda: Greeter((GOOD, 9000), _Source))
         self.own = self._serve(lambda: WebServer("127.0.0.1", 80), self._near)
         self.names.zone = {
             "good.example": [GOOD],
