@@ -68,7 +68,7 @@ def _mode(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class UserPlaces:
     """The places of a user's daemons that no setting names: root's, or any other user's own. Chosen once, by `places`."""
 
@@ -118,7 +118,7 @@ COVERED = Path("/root")
 its own mount namespace."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)  # fewer methods to compile: every command imports this
 class Config:
     """All settings. The environment variable of each is `variable` in its field's metadata."""
 

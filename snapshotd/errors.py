@@ -175,4 +175,10 @@ BY_CODE: dict[str, type[SnapshotdError]] = {
         CommandNotFound,
     )
 }
-"""Wire name to class, for the client."""
+"""Wire name to class."""
+
+
+def error_of(answer: dict[str, Any]) -> SnapshotdError:
+    """An error from what `as_json` has made of it; InternalError for a code that this version does not know."""
+    detail = answer["error"]
+    return BY_CODE.get(detail["code"], InternalError)(str(detail["message"]))

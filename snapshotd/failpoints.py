@@ -23,6 +23,8 @@ NAMES: tuple[str, ...] = (
     "engine.command.begun",
     "engine.command.started",
     "engine.command.committed",
+    "engine.service.ready",
+    "engine.service.declared",
     "engine.journal.sent",
     "engine.journal.begun",
     "engine.journal.ended",

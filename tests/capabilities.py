@@ -65,6 +65,9 @@ CAPABILITIES: dict[str, Callable[[], str | None]] = {
     "btrfs": lambda: _program("mkfs.btrfs"),
     "compose": _compose,
     "qemu": lambda: _program("qemu-system-x86_64", "busybox", "mke2fs", "bsdtar", "apt-get"),
+    "postgres": lambda: (
+        None if Path("/usr/lib/postgresql/15/bin/postgres").exists() else "Debian's PostgreSQL is missing"
+    ),
     "chromium": lambda: _program("chromium"),
     "systemd": lambda: _program("systemctl", "systemd-analyze", "nsenter", "unshare"),
 }

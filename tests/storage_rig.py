@@ -26,9 +26,8 @@ from snapshotd.api.wire import log_path_of, socket_path_of
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.client.autostart import daemon_argv
 from snapshotd.client.client import Snapshotd
-from snapshotd.client.exchange import error_of
 from snapshotd.client.results import ExecInfo, Policy, SnapshotInfo
-from snapshotd.errors import OutOfSpace
+from snapshotd.errors import OutOfSpace, error_of
 from snapshotd.failpoints import EXIT_CODE
 from snapshotd.kernel import syscalls
 from snapshotd.kernel.holding import cgroup

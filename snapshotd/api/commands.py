@@ -10,6 +10,7 @@ from snapshotd.api.record import ApiRecord, Bounds, OneOf, Request, record
 from snapshotd.api.snapshots import SnapshotInfo, Tool
 from snapshotd.api.trajectories import Idle
 from snapshotd.api.wire import STDIN_WINDOW_BYTES, TIMEOUT_MAX_S
+from snapshotd.service import READY_TIMEOUT_MAX_S, READY_TIMEOUT_S, RESTARTS_MAX
 
 
 @record(frozen=True)
@@ -59,9 +60,28 @@ class ExecInfo(ApiRecord):
 
 
 @record(frozen=True)
+class ServiceOptions(Request):
+    """The declaration that a command is a service: it is started again wherever a sandbox begins from a later snapshot."""
+
+    name: Annotated[str, Bounds(min_length=1, max_length=64)]
+    ready: Annotated[str, Bounds(max_length=32 << 10)] | None = None
+    """A shell's command line whose success in the sandbox says that the service is ready."""
+    port: Annotated[int, Bounds(ge=1, le=65535)] | None = None
+    """A TCP port of the sandbox's loopback, on which it listens when it is ready. Without both it is ready at once."""
+    ready_timeout_s: Annotated[float, Bounds(gt=0, le=READY_TIMEOUT_MAX_S, allow_inf_nan=False)] = READY_TIMEOUT_S
+    """A service that is not ready after so many seconds is ended."""
+    required: bool = False
+    """Where it does not come back, the sandbox does not start; else it starts without it."""
+    restarts: Annotated[int, Bounds(ge=0, le=RESTARTS_MAX)] = 0
+    """How often it is started again in one sandbox after it has ended by itself."""
+
+
+@record(frozen=True)
 class BackgroundRequest(CommandFields):
     stdin: bool = False
     """Its standard input is what is written to it; else it is empty."""
+    service: ServiceOptions | None = None
+    """The command is a service, and the answer comes when it is ready. It has neither `stdin` nor `timeout_s`."""
 
 
 @record(frozen=True)
@@ -101,8 +121,16 @@ class CommandInfo(ApiRecord):
     exit_code: int | None
     ended_at: str | None
     snapshot: str | None
-    """Taken when it ended; null while it runs, and if none could be taken."""
+    """Taken when it ended; null while it runs, if none could be taken, and for a service."""
     error: str | None
     """Why it ended, where its exit code does not say it."""
     background: bool = True
     """False: a client runs it, which may have gone away. It is listed while it runs."""
+    service: str | None = None
+    """The service that it is."""
+    service_state: Annotated[str, OneOf("starting", "ready", "ended", "failed", "stopped")] | None = None
+    """The state of a service: `ended` and `failed` by itself, `stopped` with its sandbox, or for a rewind."""
+    restarts: int = 0
+    """How often the service was started again in this sandbox."""
+    port: int | None = None
+    """The port that the service has declared."""

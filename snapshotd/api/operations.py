@@ -84,9 +84,10 @@ _PLACE = re.compile(r"\{(\w+)(:path)?\}")
 class Operation(Generic[A]):
     """One operation. `body`: the record that it takes, or the media type of what is streamed to the daemon. `answer`: the
     type of its JSON, or the media type of what comes piece by piece. `once`: it makes something, and has a key, under
-    which that is made once. `scope`: what its caller may do. `subject`: its group in docs/openapi.json."""
+    which that is made once. `scope`: what its caller may do. `subject`: its group in docs/openapi.json. `by`: the
+    engine's service whose method of the same name answers it with what the request says, where nothing else is to do."""
 
-    __slots__ = ("answer", "body", "method", "name", "once", "path", "scope", "status", "subject")
+    __slots__ = ("answer", "body", "by", "method", "name", "once", "path", "scope", "status", "subject")
 
     def __init__(
         self,
@@ -99,10 +100,11 @@ class Operation(Generic[A]):
         body: type[Request] | str | None = None,
         once: bool = False,
         status: int = 200,
+        by: str | None = None,
     ) -> None:
         self.name = ""
         self.method, self.path, self.answer, self.scope, self.subject = method, path, answer, scope, subject
-        self.body, self.once = body, once
+        self.body, self.once, self.by = body, once, by
         self.status = 204 if answer is None else status
 
     @property
@@ -128,11 +130,11 @@ class Operation(Generic[A]):
 
 
 CREATE = Operation("POST", "/sandboxes", CreatedInfo, RUN, "runs", body=CreateRequest, once=True, status=201)
-SANDBOXES = Operation("GET", "/sandboxes", list[SandboxInfo], READ, "runs")
+SANDBOXES = Operation("GET", "/sandboxes", list[SandboxInfo], READ, "runs", by="runs")
 RUN_AGENT = Operation("POST", "/runs", TrajectoryInfo, RUN, "runs", body=RunAgentRequest, once=True, status=201)
-STOP = Operation("POST", "/trajectories/{ref}/stop", TrajectoryInfo, RUN, "runs")
+STOP = Operation("POST", "/trajectories/{ref}/stop", TrajectoryInfo, RUN, "runs", by="runs")
 TAKE_SNAPSHOT = Operation(
-    "POST", "/trajectories/{ref}/snapshot", SnapshotInfo, RUN, "runs", body=SnapshotRequest, once=True
+    "POST", "/trajectories/{ref}/snapshot", SnapshotInfo, RUN, "runs", body=SnapshotRequest, once=True, by="runs"
 )
 EVENTS = Operation[Any]("GET", "/trajectories/{ref}/events", LINES, READ, "runs")
 EXEC = Operation[Any]("POST", "/trajectories/{ref}/exec", LINES, RUN, "runs", body=ExecRequest, once=True)
@@ -140,27 +142,30 @@ EXEC_ATTENDED = Operation[Any]("POST", "/trajectories/{ref}/exec/attended", LINE
 EXEC_SNAPSHOT = Operation[Any]("POST", "/snapshots/{ref}/exec", LINES, RUN, "runs", body=ExecRequest)
 EXEC_SNAPSHOT_ATTENDED = Operation[Any]("POST", "/snapshots/{ref}/exec/attended", LINES, RUN, "runs", body=LINES)
 CONNECT = Operation[Any]("POST", "/trajectories/{ref}/ports/{port}", FRAMES, RUN, "runs", body=BYTES)
-NETWORK = Operation("GET", "/trajectories/{ref}/network", NetworkInfo, READ, "runs")
-CHANGE_NETWORK = Operation("PUT", "/trajectories/{ref}/network", NetworkInfo, RUN, "runs", body=NetworkRequest)
+NETWORK = Operation("GET", "/trajectories/{ref}/network", NetworkInfo, READ, "runs", by="runs")
+CHANGE_NETWORK = Operation(
+    "PUT", "/trajectories/{ref}/network", NetworkInfo, RUN, "runs", body=NetworkRequest, by="runs"
+)
 FORK = Operation("POST", "/snapshots/{ref}/fork", ForkInfo, RUN, "runs", body=ForkRequest, once=True, status=201)
 FORK_QUEUE = Operation[Any]("POST", "/snapshots/{ref}/fork_queue", LINES, RUN, "branching", body=ForkQueueRequest)
 
 START_COMMAND = Operation(
     "POST", "/trajectories/{ref}/commands", CommandInfo, RUN, "runs", body=BackgroundRequest, once=True, status=201
 )
-COMMANDS = Operation("GET", "/trajectories/{ref}/commands", list[CommandInfo], READ, "runs")
-COMMAND = Operation("GET", "/trajectories/{ref}/commands/{command}", CommandInfo, READ, "runs")
+COMMANDS = Operation("GET", "/trajectories/{ref}/commands", list[CommandInfo], READ, "runs", by="runs")
+COMMAND = Operation("GET", "/trajectories/{ref}/commands/{command}", CommandInfo, READ, "runs", by="runs")
 COMMAND_EVENTS = Operation[Any]("GET", "/trajectories/{ref}/commands/{command}/events", LINES, READ, "runs")
 SIGNAL_COMMAND = Operation(
-    "POST", "/trajectories/{ref}/commands/{command}/signal", CommandInfo, RUN, "runs", body=SignalRequest
+    "POST", "/trajectories/{ref}/commands/{command}/signal", CommandInfo, RUN, "runs", body=SignalRequest, by="runs"
 )
+REMOVE_SERVICE = Operation("DELETE", "/trajectories/{ref}/services/{name}", SnapshotInfo, RUN, "runs", once=True)
 WRITE_COMMAND = Operation(
     "POST", "/trajectories/{ref}/commands/{command}/stdin", InputInfo, RUN, "runs", body=InputRequest
 )
 
-TRAJECTORIES = Operation("GET", "/trajectories", list[TrajectoryInfo], READ, "trajectories")
-TRAJECTORY = Operation("GET", "/trajectories/{ref}", TrajectoryInfo, READ, "trajectories")
-REMOVE = Operation[None]("DELETE", "/trajectories/{ref}", None, RUN, "trajectories")
+TRAJECTORIES = Operation("GET", "/trajectories", list[TrajectoryInfo], READ, "trajectories", by="snapshots")
+TRAJECTORY = Operation("GET", "/trajectories/{ref}", TrajectoryInfo, READ, "trajectories", by="snapshots")
+REMOVE = Operation[None]("DELETE", "/trajectories/{ref}", None, RUN, "trajectories", by="runs")
 OVERVIEW = Operation("GET", "/overview", list[OverviewInfo], READ, "trajectories")
 FIND = Operation("GET", "/find", FindInfo, READ, "trajectories")
 LOG = Operation("GET", "/trajectories/{ref}/log", list[SnapshotInfo], READ, "trajectories")
@@ -188,17 +193,25 @@ REMOVE_FILE = Operation("POST", "/files/{ref}/remove", SnapshotInfo, RUN, "files
 RENAME_FILE = Operation("POST", "/files/{ref}/rename", SnapshotInfo, RUN, "files", body=RenameFileRequest, once=True)
 
 JOURNAL = Operation[Any]("GET", "/snapshots/{ref}/journal", LINES, READ, "mind")
-STATE = Operation[Json]("GET", "/snapshots/{ref}/state", dict[str, Any], READ, "mind")
-TASKS = Operation("GET", "/snapshots/{ref}/tasks", list[TaskInfo], READ, "mind")
+STATE = Operation[Json]("GET", "/snapshots/{ref}/state", dict[str, Any], READ, "mind", by="mind")
+TASKS = Operation("GET", "/snapshots/{ref}/tasks", list[TaskInfo], READ, "mind", by="mind")
 RESUME = Operation("POST", "/trajectories/{ref}/resume", TrajectoryInfo, RUN, "mind", body=ResumeRequest)
 PREVIEW_REWIND = Operation("GET", "/trajectories/{ref}/rewind", RewindPreview, READ, "mind")
-REWIND = Operation("POST", "/trajectories/{ref}/rewind", SnapshotInfo, RUN, "mind", body=RewindRequest, once=True)
-UNDO = Operation("POST", "/trajectories/{ref}/undo", SnapshotInfo, RUN, "mind", once=True)
-PROMOTE = Operation("POST", "/trajectories/{ref}/promote", SnapshotInfo, RUN, "mind", body=PromoteRequest, once=True)
+REWIND = Operation(
+    "POST", "/trajectories/{ref}/rewind", SnapshotInfo, RUN, "mind", body=RewindRequest, once=True, by="branching"
+)
+UNDO = Operation("POST", "/trajectories/{ref}/undo", SnapshotInfo, RUN, "mind", once=True, by="branching")
+PROMOTE = Operation(
+    "POST", "/trajectories/{ref}/promote", SnapshotInfo, RUN, "mind", body=PromoteRequest, once=True, by="branching"
+)
 MERGE = Operation("POST", "/trajectories/{ref}/merge", MergeInfo, RUN, "mind", body=MergeRequest, once=True)
-RETRY = Operation("POST", "/trajectories/{ref}/retry", SnapshotInfo, RUN, "mind", body=RetryRequest, once=True)
-EFFECTS = Operation("GET", "/trajectories/{ref}/effects", list[EffectInfo], READ, "mind")
-COMPENSATE = Operation("POST", "/trajectories/{ref}/compensate", list[EffectInfo], RUN, "mind", body=CompensateRequest)
+RETRY = Operation(
+    "POST", "/trajectories/{ref}/retry", SnapshotInfo, RUN, "mind", body=RetryRequest, once=True, by="branching"
+)
+EFFECTS = Operation("GET", "/trajectories/{ref}/effects", list[EffectInfo], READ, "mind", by="branching")
+COMPENSATE = Operation(
+    "POST", "/trajectories/{ref}/compensate", list[EffectInfo], RUN, "mind", body=CompensateRequest, by="branching"
+)
 EDIT = Operation("POST", "/snapshots/{ref}/edit", TrajectoryInfo, RUN, "mind", body=EditRequest, once=True, status=201)
 
 APPROVALS = Operation("GET", "/approvals", list[ApprovalInfo], READ, "approvals")
@@ -218,7 +231,7 @@ APPROVE_CALL = Operation(
 DENY_CALL = Operation("POST", "/approvals/{approval}/deny", ApprovalInfo, APPROVE, "approvals", body=DenyRequest)
 WATCH = Operation[Any]("GET", "/watch", LINES, READ, "approvals")
 
-COMPARE = Operation("POST", "/compare", CompareInfo, READ, "branching", body=CompareRequest)
+COMPARE = Operation("POST", "/compare", CompareInfo, READ, "branching", body=CompareRequest, by="experiments")
 SCORE = Operation[Any]("POST", "/score", LINES, RUN, "branching", body=ScoreRequest)
 BISECT = Operation[Any]("POST", "/bisect", LINES, RUN, "branching", body=BisectRequest)
 CREATE_EXPERIMENT = Operation(
@@ -242,7 +255,7 @@ BUILD_IMAGE = Operation[Any]("POST", "/images/build", LINES, ADMIN, "images", bo
 IMPORT_IMAGE = Operation[Any]("POST", "/images/import", LINES, ADMIN, "images", body=ImageRequest)
 REMOVE_IMAGE = Operation[None]("DELETE", "/images/{ref:path}", None, ADMIN, "images")
 
-USAGE = Operation("GET", "/usage", UsageInfo, READ, "storage")
+USAGE = Operation("GET", "/usage", UsageInfo, READ, "storage", by="storage")
 POLICY = Operation("GET", "/policy", Policy, READ, "storage")
 SET_POLICY = Operation("PUT", "/policy", Policy, ADMIN, "storage", body=Policy)
 CLEAR_POLICY = Operation[None]("DELETE", "/policy", None, ADMIN, "storage")

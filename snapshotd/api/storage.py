@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Annotated
 
 from snapshotd.api.record import ApiRecord, Bounds, Request, SandboxPath, record
-from snapshotd.api.trajectories import TrajectoryInfo
+from snapshotd.api.trajectories import LimitsRequest, TrajectoryInfo
 from snapshotd.terms import PRUNE_GRACE_S, SECONDS_MOST
 
 COUNT_MAX = 1 << 53
@@ -139,6 +140,8 @@ class ImageInfo(ApiRecord):
 class EnsureImageRequest(Request):
     image: Annotated[str, Bounds(min_length=1, max_length=1024)]
     """As a sandbox names its image."""
+    limits: LimitsRequest = field(default_factory=lambda: LimitsRequest())
+    """Limits of the sandbox. Nothing is made where nothing keeps it to them."""
 
 
 @record(frozen=True)

@@ -297,4 +297,4 @@ class Figures(ABC):
 
     @abstractmethod
     def states(self) -> Mapping[SnapshotState, int]:
-        """Number of snapshots in each state."""
+        """Number of snapshots in each state, also 0."""

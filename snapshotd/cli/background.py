@@ -1,4 +1,4 @@
-"""Following a command in the background on the terminal."""
+"""Commands in the background: following one on the terminal, and the options that declare one to be a service."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ import contextlib
 import json
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import click
 
+from snapshotd.cli.command import refuse
 from snapshotd.cli.follow import BetweenLines, note
 from snapshotd.cli.text import printable
+from snapshotd.cli.values import Count, Name, Seconds
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.feeding import Readable
-from snapshotd.client.results import CommandInfo
+from snapshotd.client.results import CommandInfo, ServiceOptions
 from snapshotd.errors import SandboxFailed, SnapshotdError
+from snapshotd.service import READY_TIMEOUT_S, RESTARTS_MAX
 from snapshotd.terms import short
 
 _PIECE_BYTES = 64 << 10
+F = TypeVar("F", bound=Callable[..., Any])
+_NAMES = ("ready", "port", "ready_timeout", "required", "restarts")
 
 
 def command_logs(client: Snapshotd, trajectory: str, ref: str, *, as_json: bool, following: bool) -> None:
@@ -91,3 +96,53 @@ def _feed(client: Snapshotd, found: CommandInfo, source: Readable) -> None:
         with contextlib.suppress(SnapshotdError):
             if client.command(found.trajectory, found.id).status == "running":
                 note(exc.message)
+
+
+def service_options(function: F) -> F:
+    """The options; `service_of` takes them."""
+    options = [
+        click.option(
+            "--service",
+            metavar="NAME",
+            type=Name(),
+            help="With --detach: a service, which comes back in forks, rewinds and starts of later snapshots.",
+        ),
+        click.option("--ready", metavar="CMD", help="The service is ready once this line of the shell succeeds there."),
+        click.option(
+            "--port",
+            metavar="PORT",
+            type=Count(1, 65535),
+            help="The service is ready once it listens there; `snapshotd port` takes its name.",
+        ),
+        click.option(
+            "--ready-timeout",
+            metavar="SECONDS",
+            type=Seconds(),
+            help=f"A service that is not ready after so long is ended.  [default: {READY_TIMEOUT_S:g}]",
+        ),
+        click.option("--required", is_flag=True, help="A sandbox does not start if the service does not come back."),
+        click.option(
+            "--restarts",
+            metavar="N",
+            type=Count(0, RESTARTS_MAX),
+            help="Start the service again when it has ended by itself, so often in one sandbox.  [default: 0]",
+        ),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def service_of(options: dict[str, Any]) -> ServiceOptions | None:
+    """Take the options out of a command's: the service, if the command is one."""
+    name = options.pop("service")
+    given = {key: value for key in _NAMES if (value := options.pop(key)) not in (None, False)}
+    if name is None:
+        if given:
+            refuse(
+                f"--{next(iter(given)).replace('_', '-')} is for a service; give it a name with --service, or leave it out"
+            )
+        return None
+    if "ready_timeout" in given:
+        given["ready_timeout_s"] = given.pop("ready_timeout")
+    return ServiceOptions(name, **given)

@@ -242,7 +242,7 @@ def global_options() -> list[click.Option]:
             metavar="DIR",
             expose_value=False,
             callback=keep(_STATE_DIR),
-            type=click.Path(),
+            type=click.Path(readable=False),
             help="The daemon's state directory. [$SNAPSHOTD_STATE_DIR, else /var/lib/snapshotd; without root $XDG_STATE_HOME/snapshotd]",
         ),
         click.Option(
@@ -250,7 +250,7 @@ def global_options() -> list[click.Option]:
             metavar="PATH",
             expose_value=False,
             callback=keep(_SOCKET),
-            type=click.Path(),
+            type=click.Path(readable=False),
             help="The daemon's socket. [$SNAPSHOTD_SOCKET, else snapshotd.sock in the state directory]",
         ),
     ]

@@ -107,6 +107,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "repair": "Rebuild damaged parts of the repository from intact ones.",
     },
     "service": {
+        "serve": "Serve sandboxes to programs that were written for a service.",
         "mcp": "Serve the daemon's verbs to an agent that speaks MCP.",
         "hooks": "Let an agent in your own folder take a snapshot at every call, without a sandbox.",
         "doctor": "Say what this machine lacks, and the fix for each.",

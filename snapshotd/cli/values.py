@@ -6,10 +6,9 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
 from snapshotd.api.wire import PROVIDER_URLS, TIMEOUT_MAX_S
 from snapshotd.cli.command import connect
@@ -18,6 +17,12 @@ from snapshotd.client.results import Provider
 from snapshotd.config import passed_on
 from snapshotd.errors import SnapshotdError
 from snapshotd.terms import ALLOW, DEFAULT_TENANT, NAME_PATTERN, SECONDS, SECONDS_MOST, short
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from snapshotd.client.client import Snapshotd
+    from snapshotd.client.verbs.base import Progress
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)([smhdw])", re.ASCII | re.IGNORECASE)
@@ -161,16 +166,21 @@ class Cpus(click.ParamType):  # type: ignore[type-arg]
 
 
 class PortPair(click.ParamType):  # type: ignore[type-arg]
-    """`8000`, `8000:9000`: a port in the sandbox and one of this machine (None: any)."""
+    """`8000`, `8000:9000`, `db`, `db:9000`: a port in the sandbox, or the service that has one, and one of this machine
+    (None: any)."""
 
     name = "port"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int | None]:
-        match = re.fullmatch(r"([0-9]{1,5})(?::([0-9]{1,5}))?", value)
-        number, local = (int(match[1]), int(match[2] or 0)) if match else (0, 0)
-        if not (match and 1 <= number <= 65535 and local <= 65535):
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int | str, int | None]:
+        match = re.fullmatch(r"([0-9]{1,5}|[A-Za-z0-9][A-Za-z0-9_.-]{0,63})(?::([0-9]{1,5}))?", value)
+        place, local = (match[1], int(match[2] or 0)) if match else ("0", 0)
+        number: int | str = int(place) if place.isdecimal() else place
+        if not (match and (isinstance(number, str) or 1 <= number <= 65535) and local <= 65535):
             self.fail(
-                f"{value!r} is not a port: write PORT or PORT:LOCAL with numbers up to 65535, such as 8000 or 8000:9000",
+                f"{value!r} is not a port: write PORT or PORT:LOCAL with numbers up to 65535, such as 8000 or 8000:9000, or the "
+                "name of a service for PORT",
                 param,
                 ctx,
             )
@@ -342,6 +352,12 @@ def sandbox_options(function: F) -> F:
             metavar="SIZE",
             help="Most that its files above the image may take: 500m, 20g.  [default: half of the layers' disk]",
         ),
+        click.option(
+            "--services",
+            metavar="FILE",
+            type=click.Path(),
+            help="TOML file of services that start with the sandbox, and come back in its forks (docs/services.md).",
+        ),
         click.option("--name", type=Name(), metavar="NAME", help="Name for the trajectory."),
         click.option(
             "--runtime",
@@ -377,6 +393,13 @@ def sandbox_keywords(options: dict[str, Any]) -> dict[str, Any]:
             "option out"
         )
     return {**rest, "env": dict(options["env"]), "secrets": dict(options["secrets"]), "providers": providers}
+
+
+def make_image(client: Snapshotd, keywords: dict[str, Any], progress: Progress | None) -> None:
+    """The image of a sandbox that is made with these keywords, built or imported where it is missing."""
+    if keywords["runtime"] != "none":
+        limits = {name: keywords[name] for name in ("memory", "cpus", "pids", "disk") if name in keywords}
+        client.ensure_image(keywords["image"], progress=progress, **limits)
 
 
 def _providers(wanted: Sequence[tuple[str, str]], keys: dict[str, str]) -> list[Provider]:
@@ -429,72 +452,36 @@ def local_folder(path: str, what: str) -> str:
 # -- completion --------------------------------------------------------------------------------------------------------
 
 
-def complete_trajectory(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    try:
-        found = connect(ctx, autostart=False).trajectories()
-    except SnapshotdError:
-        return []  # a shell that completes has no place for an error
-    items = [(item.name or short(item.id), item.status) for item in found]
-    return [CompletionItem(value, help=text) for value, text in items if value.startswith(incomplete)]
+def _complete(found: Callable[[Snapshotd, str], list[tuple[str, str | None]]]) -> Callable[..., list[CompletionItem]]:
+    """Completes what `found` has for the daemon and the trajectory that was named before: values, and words about them."""
+
+    def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem  # only shells need it
+
+        try:
+            items = found(connect(ctx, autostart=False), ctx.params.get("trajectory") or "")
+        except SnapshotdError:
+            return []  # a shell that completes has no place for an error
+        return [CompletionItem(value, help=text) for value, text in items if value.startswith(incomplete)]
+
+    return complete
 
 
-def complete_snapshot(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    try:
-        found = connect(ctx, autostart=False).all_snapshots()
-    except SnapshotdError:
-        return []
-    items = [(value, item.tool.name) for item in found for value in (*item.tags, short(item.id))]
-    own = [CompletionItem(value, help=text) for value, text in items if value.startswith(incomplete)]
-    return own + complete_trajectory(ctx, param, incomplete)
+def _trajectories(client: Snapshotd) -> list[tuple[str, str | None]]:
+    return [(item.name or short(item.id), item.status) for item in client.trajectories()]
 
 
-def complete_tag(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    try:
-        found = connect(ctx, autostart=False).all_snapshots()
-    except SnapshotdError:
-        return []
-    return [CompletionItem(tag) for item in found for tag in item.tags if tag.startswith(incomplete)]
+def _snapshots(client: Snapshotd) -> list[tuple[str, str | None]]:
+    return [(value, item.tool.name) for item in client.all_snapshots() for value in (*item.tags, short(item.id))]
 
 
-def complete_image(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    try:
-        found = connect(ctx, autostart=False).images()
-    except SnapshotdError:
-        return []
-    return [
-        CompletionItem(item.name or short(item.id)) for item in found if (item.name or item.id).startswith(incomplete)
-    ]
-
-
-def complete_experiment(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    try:
-        found = connect(ctx, autostart=False).experiments()
-    except SnapshotdError:
-        return []
-    return [CompletionItem(item.name) for item in found if item.name.startswith(incomplete)]
-
-
-def complete_approval(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    try:
-        found = connect(ctx, autostart=False).approvals("pending")
-    except SnapshotdError:
-        return []
-    return [CompletionItem(short(item.id), help=item.name) for item in found if item.id.startswith(incomplete)]
-
-
-def complete_command(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The background commands of the trajectory that was named before."""
-    try:
-        found = connect(ctx, autostart=False).commands(ctx.params.get("trajectory") or "")
-    except SnapshotdError:
-        return []
-    return [CompletionItem(short(item.id), help=item.status) for item in found if item.id.startswith(incomplete)]
-
-
-def complete_task(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The tasks of the trajectory that was named before."""
-    try:
-        found = connect(ctx, autostart=False).tasks(ctx.params.get("trajectory") or "")
-    except SnapshotdError:
-        return []
-    return [CompletionItem(item.name, help=item.status) for item in found if item.name.startswith(incomplete)]
+complete_trajectory = _complete(lambda client, _: _trajectories(client))
+complete_snapshot = _complete(lambda client, _: _snapshots(client) + _trajectories(client))
+complete_tag = _complete(lambda client, _: [(tag, None) for item in client.all_snapshots() for tag in item.tags])
+complete_image = _complete(lambda client, _: [(item.name or short(item.id), None) for item in client.images()])
+complete_experiment = _complete(lambda client, _: [(item.name, None) for item in client.experiments()])
+complete_approval = _complete(lambda client, _: [(short(item.id), item.name) for item in client.approvals("pending")])
+complete_command = _complete(
+    lambda client, line: [(item.service or short(item.id), item.status) for item in client.commands(line)]
+)
+complete_task = _complete(lambda client, line: [(item.name, item.status) for item in client.tasks(line)])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from snapshotd.client.feeding import AsyncTerminal, Terminal
     from snapshotd.client.following import StillRunning
     from snapshotd.client.outcomes import ExecFailed, ExecResult, RunResult
-    from snapshotd.client.results import FileInfo, Policy, Provider, WriteInfo
+    from snapshotd.client.results import FileInfo, Policy, Provider, ServiceOptions, WriteInfo
     from snapshotd.client.sandbox import Command, Sandbox, Snapshot
     from snapshotd.client.verbs.mind import RECORDED
     from snapshotd.client.verbs.ports import AsyncPort, Port
@@ -47,6 +47,7 @@ __all__ = [
     "Provider",
     "RunResult",
     "Sandbox",
+    "ServiceOptions",
     "Snapshot",
     "Snapshotd",
     "SnapshotdError",
@@ -62,7 +63,7 @@ _MODULES = {
     "client.feeding": ("AsyncTerminal", "Terminal"),
     "client.following": ("StillRunning",),
     "client.outcomes": ("ExecFailed", "ExecResult", "RunResult"),
-    "client.results": ("FileInfo", "Policy", "Provider", "WriteInfo"),
+    "client.results": ("FileInfo", "Policy", "Provider", "ServiceOptions", "WriteInfo"),
     "client.sandbox": ("Command", "Sandbox", "Snapshot"),
     "client.verbs.mind": ("RECORDED",),
     "client.verbs.ports": ("AsyncPort", "Port"),

@@ -9,6 +9,7 @@ import json
 import os
 import select
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -17,9 +18,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from snapshotd.api.wire import log_path_of
-from snapshotd.client.exchange import error_of
 from snapshotd.daemon.lock import lock_holder, lock_socket, make_state_dir
-from snapshotd.errors import Conflict, DaemonUnavailable
+from snapshotd.errors import Conflict, DaemonUnavailable, error_of
 
 START_TIMEOUT_S = 60.0
 """Recovery after a crash looks at every sandbox that was running; an empty state directory takes about half a
@@ -38,11 +38,8 @@ def start_daemon(
     error that the daemon died of. An ordinary user's is that user's own. `isolation`: "none" has it run sandboxes without
     isolation where nothing isolates them.
     """
-    if state_dir.exists() and not os.access(state_dir, os.R_OK | os.W_OK | os.X_OK):
-        raise DaemonUnavailable(
-            f"no daemon answers on {socket_path}, and only the owner of {state_dir} can start one; run the command with sudo, or "
-            "start the service"
-        )
+    if state_dir.is_dir() and not os.access(state_dir, os.R_OK | os.W_OK | os.X_OK):
+        raise DaemonUnavailable(f"no daemon answers on {socket_path}, and {_closed(state_dir.stat())}")
     deadline = time.monotonic() + timeout_s
     with _one_at_a_time(state_dir, deadline):
         while not answers(socket_path):
@@ -57,6 +54,18 @@ def start_daemon(
                     return
                 if time.monotonic() > deadline:
                     raise
+
+
+def _closed(state_dir: os.stat_result) -> str:
+    """The reason why this user cannot start the daemon of a state directory, and the next step."""
+    mode, user = stat.S_IMODE(state_dir.st_mode), os.geteuid()
+    if state_dir.st_uid == user:
+        return f"the mode {mode:04o} of its state directory keeps user {user} out, whose it is; give it the mode 0700"
+    owner = "root" if state_dir.st_uid == 0 else f"user {state_dir.st_uid}"
+    return (
+        f"user {user} cannot start one, since its state directory belongs to {owner} (mode {mode:04o}); run the command as {owner}"
+        f"{' (with sudo), start the service,' if owner == 'root' else ''} or name a directory of your own with --state-dir"
+    )
 
 
 @contextlib.contextmanager
@@ -144,7 +153,10 @@ def _spawn(state_dir: Path, socket_path: Path, ready_fd: int, isolation: str | N
                 cwd="/",
             )
         except OSError as exc:
-            raise DaemonUnavailable(f"the daemon cannot be started: {sys.executable}: {exc.strerror}") from exc
+            raise DaemonUnavailable(
+                f"the daemon cannot be started: user {os.geteuid()} cannot run {sys.executable} ({exc.strerror}); install snapshotd where "
+                "that user can run it"
+            ) from exc
 
 
 def _open_log(state_dir: Path) -> BinaryIO:

@@ -33,7 +33,6 @@ from snapshotd.api.wire import (
 )
 from snapshotd.client.local.signatures import check_request
 from snapshotd.errors import (
-    BY_CODE,
     DaemonUnavailable,
     InternalError,
     LimitExceeded,
@@ -41,6 +40,7 @@ from snapshotd.errors import (
     SnapshotdError,
     UsageError,
     VersionMismatch,
+    error_of,
 )
 
 Query = Mapping[str, str | int | bool | None]
@@ -294,13 +294,6 @@ def failure(status: int, text: bytes) -> SnapshotdError:
         )
 
 
-def error_of(answer: dict[str, Any]) -> SnapshotdError:
-    """The error that `{"error": {"code", "message"}}` stands for; InternalError for a code this client does not
-    know."""
-    detail = answer["error"]
-    return BY_CODE.get(detail["code"], InternalError)(str(detail["message"]))
-
-
 def event_of(line: bytes) -> dict[str, Any]:
     """The event of an answer's line. An `error` event is raised as the error it carries."""
     event: dict[str, Any] = json.loads(line)
@@ -358,9 +351,22 @@ def unreachable(exc: OSError, socket_path: Path) -> SnapshotdError:
     """The error that a failure to connect is."""
     if exc.errno in (errno.EACCES, errno.EPERM):
         return NotPermitted(
-            f"user {os.geteuid()} may not use the daemon's socket {socket_path}, which serves root only; run the command with sudo"
+            f"user {os.geteuid()} may not use the daemon's socket {socket_path}, {_owner_of(socket_path)}"
         )
     return DaemonAway(
         f"no daemon answers on {socket_path} ({exc.strerror}); start it with `sudo snapshotd daemon`, or name the right place "
         f"with --state-dir or --socket"
+    )
+
+
+def _owner_of(socket_path: Path) -> str:
+    """The user whom a socket serves, and the way to be that user."""
+    try:
+        owner = os.stat(socket_path).st_uid
+    except OSError:
+        return "since a directory on the way to it is closed to that user; run the command as the user who owns it (root: with sudo)"
+    if owner == 0:
+        return "which serves root only; run the command with sudo, or name a daemon of your own with --state-dir"
+    return (
+        f"which serves user {owner} only; run the command as that user, or name a daemon of your own with --state-dir"
     )

@@ -29,7 +29,7 @@ from snapshotd.client.twofold import Twofold, attribute, class_verb, closing, st
 from snapshotd.client.verbs.base import Wait
 from snapshotd.client.verbs.commands import Stream, TextLines
 from snapshotd.client.verbs.sharing import Form as ExportForm
-from snapshotd.errors import Conflict, NotFound
+from snapshotd.errors import Conflict, NotFound, UsageError
 
 ClientT = TypeVar("ClientT", bound=Verbs[Any])
 SandboxT = TypeVar("SandboxT")
@@ -147,6 +147,15 @@ class AnyCommand(Object[ClientT, SandboxT, SnapshotT, CommandT]):
         """End it at once, with all that it started. Not an error when it has ended."""
         with contextlib.suppress(Conflict, NotFound):  # an ended one is no longer listed for ever
             await self._verbs.signal_command(self._sandbox, self.id, signal.SIGKILL)
+
+    @verb
+    async def remove(self) -> SnapshotT:
+        """End a service, and take its declaration away: the snapshot is the first without it. A stopped sandbox is started for
+        that. UsageError: the command is no service; NotFound: it is not declared any more."""
+        service = (await self.info).service
+        if service is None:
+            raise UsageError(f"the command {self.id[:12]} is no service, so it has no declaration; kill it")
+        return self._snapshot_of(await self._verbs.remove_service(self._sandbox, service))
 
     async def __aenter__(self) -> Self:
         return self

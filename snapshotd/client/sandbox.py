@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, Unpack, cast, overload
 
+from snapshotd.api.commands import ServiceOptions
 from snapshotd.client.client import Snapshotd, Verbs
 from snapshotd.client.objects import (
     AnyCommand,
@@ -135,6 +136,7 @@ class AnySandbox(
         idle_timeout: float | None = None,
         background: bool = False,
         stdin: bool = False,
+        service: ServiceOptions | str | None = None,
     ) -> ExecResult | CommandT:
         """Run a command as a tool call and take the snapshot. A string goes through `/bin/sh -c`, a list is run as it
         is.
@@ -148,8 +150,10 @@ class AnySandbox(
         With `background` the answer is a `Command` at once, and its snapshot is taken when it ends; other calls go on
         beside it. With `stdin`, `Command.write` writes to it; otherwise its standard input is empty. UsageError for what
         only a command in the foreground has.
+
+        With `service`, a name or a `ServiceOptions`, it comes back in forks and rewinds (docs/services.md).
         """
-        if background:
+        if background or service is not None:
             if check or on_stdout or on_stderr or input is not None or if_head is not None or wait != "captured":
                 raise UsageError(
                     "a command in the background has no check, on_stdout, on_stderr, input, if_head or wait: `Command.wait` and "
@@ -164,6 +168,7 @@ class AnySandbox(
                 stdin=stdin,
                 timeout=timeout,
                 idle_timeout=idle_timeout,
+                service=ServiceOptions(service) if isinstance(service, str) else service,
             )
             return self._command_of(info)
         if stdin:
@@ -186,33 +191,31 @@ class AnySandbox(
 
     @verb
     async def commands(self) -> list[CommandT]:
-        """Its commands that run, also those in the foreground whose client has gone away, and the newest background
-        commands that have ended, oldest first. `Command.signal` and `kill` are for all."""
+        """Its commands that run, and the newest background commands that have ended, oldest first."""
         return [self._command_of(info) for info in await self._verbs.commands(self.id)]
 
     @verb
     async def command(self, prefix: str) -> CommandT:
-        """One of them, by a unique prefix of its id. NotFound, Ambiguous."""
+        """One of them, by a unique prefix of its id, or a service by its name. NotFound, Ambiguous."""
         return self._command_of(await self._verbs.command(self.id, prefix))
 
     @verb
     async def port(
         self,
-        number: int,
+        number: int | str,
         local: int | None = None,
         *,
         unix: str | Path | None = None,
         on_failure: OnFailure = lambda _: None,
     ) -> PortT:
         """A local address that reaches the server on a port inside, whatever the network: `with sandbox.port(8000) as
-        port: urlopen(f"http://{port.address}/")`. As `Snapshotd.port`."""
+        port: urlopen(f"http://{port.address}/")`. A service's port has its name. As `Snapshotd.port`."""
         opened: PortT = await self._verbs.port(self.id, number, local, unix=unix, on_failure=on_failure)
         return opened
 
     @verb
     async def snapshot(self, name: str | None = None, *, wait: Wait = "captured") -> SnapshotT:
-        """Take a snapshot as it is now, with `name` as its tag. Processes in it run on. Conflict: it does not run, its
-        program is being replayed, or the name is taken."""
+        """Take a snapshot as it is now, with `name` as its tag. As `Snapshotd.take_snapshot`."""
         return self._snapshot_of(await self._verbs.take_snapshot(self.id, name, wait=wait))
 
     @verb
@@ -287,8 +290,7 @@ class AnySandbox(
 
     @stream
     async def events(self, *, follow: bool = True) -> AsyncIterator[dict[str, Any]]:
-        """The events of the agent's run from its beginning; with `follow`, until `finished`, beyond the end of the
-        daemon. As `Snapshotd.events`."""
+        """The events of the agent's run from its beginning; with `follow`, to its end. As `Snapshotd.events`."""
         return await self._verbs.events(self.id, follow=follow).begin()
 
     @stream
@@ -331,8 +333,7 @@ class AnySandbox(
 
     @verb
     async def stop(self, *, discard: bool = False, wait: Wait = "captured") -> None:
-        """Take a last snapshot if anything changed (with `discard`: none) and end the container. `exec` starts it
-        again."""
+        """Take a last snapshot if anything changed (with `discard`: none) and end the container. `exec` starts another."""
         await self._verbs.stop(self.id, discard=discard, wait=wait)
 
     @verb
@@ -441,9 +442,13 @@ class Sandbox(BlockingContext, AnySandbox[Snapshotd, "Sandbox", "Snapshot", "Com
             stdin: bool = False,
             **options: Unpack[ExecOptions],
         ) -> Command: ...
+        @overload
+        def exec(
+            self, command: str | Sequence[str], *, service: ServiceOptions | str, **options: Unpack[ExecOptions]
+        ) -> Command: ...
         def exec(self, *args: Any, **kwargs: Any) -> Any:
             """Run a command as a tool call and take the snapshot. A string goes through `/bin/sh -c`. With `background` the
-            answer is a `Command` at once."""
+            answer is a `Command` at once, with `service` once it is ready."""
 
 
 Command._form = Snapshot._form = Sandbox._form = ClientForm(

@@ -11,6 +11,8 @@ from pathlib import Path
 from snapshotd.api.wire import lock_path_of
 from snapshotd.errors import NO_ROOM, Conflict, NotPermitted, UsageError
 
+_ANOTHER = "choose another with --state-dir or SNAPSHOTD_STATE_DIR"
+
 
 def make_state_dir(state_dir: Path) -> None:
     """Create the state directory (0700) and its parents (0755) as far as they are missing.
@@ -25,13 +27,21 @@ def make_state_dir(state_dir: Path) -> None:
             pass  # checked below
         info = state_dir.stat()
     except OSError as exc:
-        raise UsageError(f"the state directory {state_dir} cannot be made: {exc.strerror}; choose another") from exc
+        why = "a directory above it is none" if isinstance(exc, FileExistsError | NotADirectoryError) else exc.strerror
+        raise UsageError(
+            f"the state directory {state_dir} cannot be made by user {os.geteuid()}: {why}; {_ANOTHER}"
+        ) from exc
     if not stat.S_ISDIR(info.st_mode):
-        raise UsageError(f"the state directory {state_dir} is not a directory; choose another")
-    if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022:
+        raise UsageError(f"the state directory {state_dir} is not a directory; {_ANOTHER}")
+    if info.st_uid not in (0, os.geteuid()):
         raise NotPermitted(
-            f"the state directory {state_dir} (owner {info.st_uid}, mode {stat.S_IMODE(info.st_mode):04o}) can be written by others; "
-            f"give it to root with mode 0700, or choose another"
+            f"the state directory {state_dir} belongs to user {info.st_uid}, who could write into it; `chown` it to user "
+            f"{os.geteuid()}, or {_ANOTHER}"
+        )
+    if info.st_mode & 0o022:
+        raise NotPermitted(
+            f"the state directory {state_dir} (mode {stat.S_IMODE(info.st_mode):04o}) can be written by others; "
+            f"`chmod 0700 {state_dir}`, or {_ANOTHER}"
         )
 
 
@@ -81,7 +91,9 @@ def lock_holder(state_dir: Path) -> int | None:
     except FileNotFoundError:
         return None
     except PermissionError as exc:
-        raise NotPermitted(f"the lock {path} cannot be read: {exc.strerror}; run the command with sudo") from exc
+        raise NotPermitted(
+            f"the lock {path} cannot be read: {exc.strerror}; run the command as the user who runs the daemon (root: with sudo)"
+        ) from exc
     except OSError as exc:
         raise UsageError(
             f"the lock {path} cannot be read: {exc.strerror}; name the state directory of a daemon"

@@ -33,12 +33,13 @@ from snapshotd.api.wire import check_socket_path
 from snapshotd.daemon.hooks import HookServer
 from snapshotd.daemon.host import AS_ROOT, Footing, become_able, enter_own_mount_namespace, note_namespace
 from snapshotd.daemon.http.api import create_app
+from snapshotd.daemon.http.failures import not_usable
 from snapshotd.daemon.http.peer import SandboxPredicate, in_sandbox_of, protocol_class
 from snapshotd.daemon.http.routes.shared import Service
 from snapshotd.daemon.lock import StateLock, make_state_dir
 from snapshotd.daemon.logs import start_logging
 from snapshotd.engine.engine import Engine
-from snapshotd.errors import Conflict, SnapshotdError, Unsupported, UsageError
+from snapshotd.errors import Conflict, NotPermitted, SnapshotdError, Unsupported, UsageError
 from snapshotd.kernel import memory
 from snapshotd.kernel.syscalls import KEYCTL_JOIN_SESSION_KEYRING, call
 
@@ -297,6 +298,10 @@ def told_to(ready_fd: int | None) -> Iterator[None]:
     except SnapshotdError as exc:
         _tell(ready_fd, exc.as_json())
         raise
+    except PermissionError as exc:
+        failure = NotPermitted(f"the daemon cannot start: {not_usable(exc)}")
+        _tell(ready_fd, failure.as_json())
+        raise failure from exc
 
 
 def _tell(ready_fd: int | None, news: dict[str, object]) -> None:

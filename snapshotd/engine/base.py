@@ -114,6 +114,8 @@ class SandboxRequest:
     idle_timeout_s: float = 0.0
     """Seconds without a command, and with the same head, after which the sandbox ends, with a last snapshot. 0: never.
     A sandbox in which an agent runs is not idle."""
+    services: str | None = None
+    """TOML that declares the services of the sandbox (snapshotd/service.py)."""
     requirements: Path | None = None
     """Host file with Python packages that its programs find."""
     program: Path | None = None
@@ -227,8 +229,11 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Forked:
+    """`warnings`: a sentence for each service that did not come back."""
+
     experiment: ExperimentID
     trajectories: tuple[Trajectory, ...]
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,16 +245,6 @@ class SandboxInfo:
     pid: int
     started_at_ns: int
     agent_running: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A person's answer about a call whose outcome is unknown. `call`: its id, or a unique prefix. `retry`: run it
-    again; `skip`: go on as if it had returned null; `result`: it happened, and this is its result."""
-
-    call: str
-    action: Literal["retry", "skip", "result"]
-    result: Any = None
 
 
 ExportForm = Literal["bundle", "oci", "tar", "atif", "jsonl"]
@@ -380,8 +375,8 @@ class Connection:
 @dataclass(frozen=True, slots=True)
 class CommandInfo:
     """A command in the background, or one that a client has in the foreground and that runs. Its id is that of the call in
-    the snapshot that it ends with. `status`: None while it runs. `snapshot`: None while it runs, and if none could be
-    taken."""
+    the snapshot that it ends with. `status`: None while it runs. `snapshot`: None while it runs, if none could be taken,
+    and for a service (engine/runs/services/starts.py)."""
 
     id: CallID
     trajectory: TrajectoryID
@@ -396,7 +391,20 @@ class CommandInfo:
     snapshot: SnapshotID | None = None
     error: str | None = None
     background: bool = True
+    service: str | None = None
+    port: int | None = None
+    restarts: int = 0
+    ready: bool = False
 
     @property
     def running(self) -> bool:
         return self.status is None
+
+    @property
+    def service_state(self) -> str | None:
+        """As in the API."""
+        if self.service is None:
+            return None
+        if self.status is None:
+            return "ready" if self.ready else "starting"
+        return {CallStatus.DONE: "ended", CallStatus.INTERRUPTED: "stopped"}.get(self.status, "failed")

@@ -15,7 +15,19 @@ from snapshotd.types import EntryKind, Snapshot
 EDIT = "edit"
 MARKERS = frozenset(
     (
-        *("start", "exit", "stop", "diverged", "approval", "checkpoint", "turn", "snapshot", "edits", "prompt"),
+        *(
+            "start",
+            "exit",
+            "stop",
+            "diverged",
+            "approval",
+            "checkpoint",
+            "turn",
+            "snapshot",
+            "edits",
+            "prompt",
+            "service",
+        ),
         *("rewind", "undo", EDIT, "retry", "promote", "merge"),
     )
 )

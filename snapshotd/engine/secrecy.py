@@ -7,6 +7,7 @@ records of the trajectory are searched for these values. Names that begin with `
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -101,6 +102,17 @@ class Secrecy:
         funnel, env = self.of(trajectory), dict(trajectory.env)
         names = (name for name, _ in trajectory.env if name != TENANT and not name.startswith(PROVIDER))
         return {name: funnel.reveal_text(env[name]) for name in names}
+
+    def revealed_inside(self, trajectory: Trajectory, text: str) -> str:
+        """A text that the sandbox itself may have written, for a command in it: with secrets revealed, but not those that
+        never enter a sandbox."""
+        funnel = self.of(trajectory)
+        kept = tuple(_named(name) for name in (PROVIDER, TENANT))
+
+        def original(found: re.Match[str]) -> str:
+            return found[0] if found[1].startswith(kept) else funnel.reveal_text(found[0])
+
+        return MARKER.sub(original, text)
 
     def tenant(self, trajectory: Trajectory) -> str:
         """The tenant of the key-value store that the trajectory's agents read and write."""

@@ -66,26 +66,8 @@ def _open_source(source: Path, namespace_pid: int) -> int:
 
 def _refuse_nesting(source: Path, source_fd: int, target_fd: int) -> None:
     """A folder that holds the layers would be copied into itself until the disk is full."""
-    wanted = _identity(os.fstat(source_fd))
-    fd = os.open(".", _PATH_FLAGS | os.O_DIRECTORY, dir_fd=target_fd)
-    try:
-        while True:
-            here = _identity(os.fstat(fd))
-            if here == wanted:
-                raise UsageError(
-                    f"the folder {source} holds snapshotd's own state directory; choose a folder beside it"
-                )
-            up = os.open("..", _PATH_FLAGS | os.O_DIRECTORY, dir_fd=fd)
-            os.close(fd)
-            fd = up
-            if _identity(os.fstat(fd)) == here:
-                return
-    finally:
-        os.close(fd)
-
-
-def _identity(st: os.stat_result) -> tuple[int, int]:
-    return st.st_dev, st.st_ino
+    if files.identity_of(os.fstat(source_fd)) in files.list_ancestors(target_fd):
+        raise UsageError(f"the folder {source} holds snapshotd's own state directory; choose a folder beside it")
 
 
 def _stamp(st: os.stat_result) -> tuple[int, int, int]:
@@ -109,7 +91,7 @@ class _FolderIngest:
         self._name = str(source)
         self._source, self._target = source_fd, target_fd
         self._root = os.dup(target_fd)
-        self._target_identity = _identity(os.fstat(target_fd))
+        self._target_identity = files.identity_of(os.fstat(target_fd))
         self._links: dict[tuple[int, int], tuple[bytes, tuple[int, int, int]]] = {}
         self._entries = 0
         self.tally = nodes.Tally()
@@ -139,7 +121,7 @@ class _FolderIngest:
         """Copy all but the directories of the directory we are in."""
         with self._reading(path):
             st = os.fstat(self._source)
-            level = _Level(path, st, _identity(os.fstat(self._target)), files.read_xattrs(self._source))
+            level = _Level(path, st, files.identity_of(os.fstat(self._target)), files.read_xattrs(self._source))
             with os.scandir(self._source) as entries:
                 for entry in entries:
                     self._entry(level, os.fsencode(entry.name))
@@ -177,7 +159,7 @@ class _FolderIngest:
             return None
         os.close(self._source)
         self._source = source
-        if _identity(os.fstat(source)) == self._target_identity:
+        if files.identity_of(os.fstat(source)) == self._target_identity:
             raise UsageError(
                 f"the folder {self._name} holds snapshotd's own state directory; choose a folder beside it"
             )
@@ -194,7 +176,7 @@ class _FolderIngest:
             up = os.open("..", files.DIR_FLAGS, dir_fd=self._source)
             os.close(self._source)
             self._source = up
-        if _identity(os.fstat(up)) != _identity(level.st):
+        if files.identity_of(os.fstat(up)) != files.identity_of(level.st):
             raise Conflict(
                 f"folders in {self._name} were moved while it was copied; stop the program that does it and try again"
             )
@@ -202,7 +184,7 @@ class _FolderIngest:
             up = os.open("..", files.DIR_FLAGS, dir_fd=self._target)
             os.close(self._target)
             self._target = up
-        if _identity(os.fstat(up)) != level.target:
+        if files.identity_of(os.fstat(up)) != level.target:
             raise Conflict(
                 "the state directory was changed by another program while a folder was copied into it; try again"
             )
@@ -241,7 +223,7 @@ class _FolderIngest:
     def _linked(self, st: os.stat_result, path: bytes, name: bytes) -> bool:
         """True if another name of this file was copied before, and this one is now a link to it. The first name is
         remembered for later ones."""
-        first = self._links.setdefault(_identity(st), (path, _stamp(st)))
+        first = self._links.setdefault(files.identity_of(st), (path, _stamp(st)))
         if first[0] == path or first[1] != _stamp(st):
             return False
         parent, _, leaf = first[0].rpartition(b"/")

@@ -87,21 +87,26 @@ _APT_SETTINGS = re.compile(
 )
 
 
-def unavailable() -> str | None:
-    """None if images can be built here; else one sentence with the reason and the fix."""
+def check_ids() -> None:
+    """Unsupported where files cannot have the owners that an image of packages gives them."""
     if rootless.ids_here() == 1:
-        return (
-            "building an image needs more user ids than one, since packages have files of several users: `snapshotd doctor` says "
-            "how to get a range, or import an image (`snapshotd image import`), from a tar or a folder"
+        raise Unsupported(
+            "an image of packages needs more user ids than the one of this user, since packages have files of several users: use "
+            "the image `minimal`, made of this machine's own programs, or one of a tar or a folder (`snapshotd image import`), or get a "
+            "range of ids as `snapshotd doctor` says"
         )
+
+
+def check_available() -> None:
+    """Unsupported where images of packages cannot be built."""
+    check_ids()
     for program, package in (("mmdebstrap", "mmdebstrap"), ("unshare", "util-linux"), ("setpriv", "util-linux")):
         if shutil.which(program) is None:
-            return (
+            raise Unsupported(
                 f"an image of Debian's packages is built with the program {program}, of the package {package}, which `snapshotd "
-                "setup` installs on Debian and Ubuntu; elsewhere use `--image minimal`, an image of an engine or a registry "
-                "such as `--image debian:12`, or `snapshotd image import`"
+                "setup` installs on Debian and Ubuntu; elsewhere use the image `minimal`, one of an engine or a registry "
+                "such as `debian:12`, or `snapshotd image import`"
             )
-    return None
 
 
 def digest(recipe: Recipe) -> str:
@@ -118,9 +123,7 @@ def build_root(recipe: Recipe, root: Path, progress: Callable[[str], None]) -> N
     Raises Unsupported, UsageError (the mirror or a package fails: the message carries the last reason).
     `root` may then hold part of it; no process and no mount is left, also when this process is killed.
     """
-    reason = unavailable()
-    if reason:
-        raise Unsupported(reason)
+    check_available()
     mirrors = recipes.host_mirrors(recipe.suite)
     began_ns = time.time_ns() - 10**9  # a file's time is the kernel's coarse clock, up to a tick behind
     _run(_command(recipe, root, bool(mirrors)), recipe, _source_lines(mirrors), progress)

@@ -10,7 +10,7 @@ import docker
 import requests
 from docker.errors import DockerException, ImageNotFound
 
-from snapshotd.errors import NotFound, SandboxFailed, Unsupported
+from snapshotd.errors import NotFound, SandboxFailed, SnapshotdError, Unsupported
 from snapshotd.formats.ingest import IngestReport, ingest_tar
 from snapshotd.images.chunks import Chunks
 from snapshotd.images.config import ImageConfig, check_platform, parse_config
@@ -25,7 +25,7 @@ LABEL = "snapshotd.image-import"
 
 def _reason(exc: BaseException) -> str:
     """The operating system's message, which the SDK wraps in three of its own errors."""
-    while exc.__context__ is not None:
+    while exc.__context__ is not None and not isinstance(exc.__context__, SnapshotdError):  # one that a caller is at
         exc = exc.__context__
     return exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import requests
 
-from snapshotd.errors import NotFound, NotPermitted, SandboxFailed, UsageError
+from snapshotd.errors import NotFound, NotPermitted, SandboxFailed, SnapshotdError, UsageError
 from snapshotd.formats.tar_reader import ByteSource
 from snapshotd.images.archive_file import MAX_JSON_BYTES
 from snapshotd.images.chunks import Chunks
@@ -172,6 +172,6 @@ class RegistryBlobs:
 
 
 def _reason(exc: BaseException) -> str:
-    while exc.__context__ is not None:
+    while exc.__context__ is not None and not isinstance(exc.__context__, SnapshotdError):  # one that a caller is at
         exc = exc.__context__
     return exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)

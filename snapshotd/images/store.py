@@ -151,7 +151,10 @@ class ImageStore(Images):
             return self._make(facts, lambda root: self._build_packages(found, root, progress))
 
     def _build_packages(self, recipe: recipes.Recipe, root: Path, progress: Progress) -> None:
+        build.check_ids()
+
         def anew() -> None:
+            build.check_available()
             progress(f"building the image {recipe.name}: this machine does it once, and it takes a minute or two")
             build.build_root(recipe, root, progress)
 

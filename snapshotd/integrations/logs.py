@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from snapshotd.api.values import ValueInfo
 from snapshotd.client import AsyncSnapshotd
+from snapshotd.client.exchange import AnswerLost
 from snapshotd.errors import Conflict
 
 _PAGE = 1000
 _ATTEMPTS = 100
+_LOSSES = 3
+R = TypeVar("R")
+
+
+class LogEntry(NamedTuple):
+    """One value of a log. `version`: it is changed by each `replace`."""
+
+    number: int
+    version: int
+    value: Any
 
 
 class StoredLog:
-    """JSON values under numbers from 1 on, in a namespace of the key-value store. An appended value is durable, and
-    there whole or not at all; any number of processes may append. Errors of every method: the client's; LimitExceeded for a value that
-    is too large."""
+    """JSON values under numbers from 1 on, in a namespace of the key-value store. An appended value is durable, and there
+    once or not at all, even where the daemon dies within the write; any number of processes may append. Errors of every
+    method: the client's; LimitExceeded for a value that is too large."""
 
     def __init__(self, client: AsyncSnapshotd, *names: str) -> None:
         """`names`: parts of the namespace; each may be any text."""
@@ -25,33 +38,57 @@ class StoredLog:
 
     async def append(self, value: Any) -> None:
         """Behind all that is there. Conflict: others have been faster a hundred times."""
-        for attempt in range(_ATTEMPTS):
+        token = uuid.uuid4().hex
+        for _ in range(_ATTEMPTS):
+            number = self._last + 1
             try:
-                await self._client.put_value(self._namespace, _key(self._last + 1), value, expected_version=0)
+                await repeated(lambda: self._put(_key(number), token, value, 0))  # noqa: B023 - called at once
             except Conflict:
-                if attempt == _ATTEMPTS - 1:
-                    raise
-                found = await self.read(after=self._last)
-                self._last = int(found[-1].key) if found else self._last + 1
+                found = await self._read(self._last)
+                self._last = max((int(one.key) for one in found), default=number)
+                if any(one.value["token"] == token for one in found):
+                    return  # its answer was lost
             else:
-                self._last += 1
+                self._last = max(self._last, number)
                 return
+        raise Conflict("others have been writing all the time; try again later")
 
-    async def read(self, *, after: int = 0) -> list[ValueInfo]:
-        """All that is there behind a number, in order. `replace` takes them."""
-        found: list[ValueInfo] = []
-        page = await self._page(_key(after))
-        while page:
-            found += (one for one in page if one.namespace == self._namespace)
-            page = await self._page(page[-1].key) if len(page) >= _PAGE else []
-        return found
+    async def read(self) -> list[LogEntry]:
+        """All that is there, in order."""
+        return [LogEntry(int(one.key), one.version, one.value["value"]) for one in await self._read(0)]
 
-    async def replace(self, old: ValueInfo, value: Any) -> None:
+    async def replace(self, old: LogEntry, value: Any) -> None:
         """Put another value in the place of one. Conflict: it was replaced meanwhile."""
-        await self._client.put_value(self._namespace, old.key, value, expected_version=old.version)
+        await self._put(_key(old.number), uuid.uuid4().hex, value, old.version)
 
-    async def _page(self, after: str) -> list[ValueInfo]:
-        return await self._client.search_values(self._namespace, limit=_PAGE, after=after)
+    async def remove(self) -> None:
+        """Delete all values, one after the other."""
+        for one in await self._read(0):
+            await self._client.delete_value(self._namespace, one.key)
+
+    async def _put(self, key: str, token: str, value: Any, version: int) -> None:
+        kept = {"token": token, "value": value}
+        await self._client.put_value(self._namespace, key, kept, expected_version=version)
+
+    async def _read(self, after: int) -> list[ValueInfo]:
+        found: list[ValueInfo] = []
+        last = _key(after)
+        while True:
+            page = await repeated(lambda: self._client.search_values(self._namespace, limit=_PAGE, after=last))  # noqa: B023
+            found += (one for one in page if one.namespace == self._namespace)
+            if len(page) < _PAGE:
+                return found
+            last = page[-1].key
+
+
+async def repeated(work: Callable[[], Awaitable[R]]) -> R:
+    """The result of work that may be done again where the daemon died before it answered. Its error, the third time."""
+    for _ in range(_LOSSES - 1):
+        try:
+            return await work()
+        except AnswerLost:
+            continue
+    return await work()
 
 
 def _key(number: int) -> str:

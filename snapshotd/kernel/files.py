@@ -89,6 +89,26 @@ def open_deep(dir_fd: int, path: bytes, *, one_device: bool = False) -> int:
     return fd
 
 
+def list_ancestors(dir_fd: int) -> list[tuple[int, int]]:
+    """Device and inode of a directory (O_PATH is fine) and of each that it lies in, up to the root. OSError."""
+    found: list[tuple[int, int]] = []
+    fd = os.dup(dir_fd)
+    try:
+        while (here := identity_of(os.fstat(fd))) not in found[-1:]:
+            found.append(here)
+            up = os.open("..", DIR_FLAGS | os.O_PATH, dir_fd=fd)
+            os.close(fd)
+            fd = up
+    finally:
+        os.close(fd)
+    return found
+
+
+def identity_of(status: os.stat_result) -> tuple[int, int]:
+    """Device and inode: a file or directory is known by them under any name."""
+    return status.st_dev, status.st_ino
+
+
 def make_dirs(dir_fd: int, path: bytes, mode: int = 0o755) -> int:
     """Open the directory `path` below `dir_fd`, creating missing directories, which are root's (an ordinary user's daemon is
     another user in its namespace). Returns a descriptor for reading.

@@ -83,7 +83,7 @@ def more_than_a_page_is_added_up(catalog: Catalog) -> None:
     assert isinstance(total, TrajectoryTotals)
     assert (total.snapshots, total.model.input_tokens) == (451, 450)
     assert len(catalog.figures.facts(ids)) == 450
-    assert catalog.figures.states() == {SnapshotState.CAPTURED: 451}
+    assert catalog.figures.states() == dict.fromkeys(SnapshotState, 0) | {SnapshotState.CAPTURED: 451}
 
 
 def a_snapshot_has_what_its_entries_tell(catalog: Catalog) -> None:
@@ -109,7 +109,8 @@ def snapshots_are_counted_by_state(catalog: Catalog) -> None:
     _, first = started(catalog)
     second = committed(catalog, first)
     catalog.set_state([second.id], SnapshotState.LOST)
-    assert catalog.figures.states() == {SnapshotState.CAPTURED: 1, SnapshotState.LOST: 1}
+    some = {SnapshotState.CAPTURED: 1, SnapshotState.LOST: 1}
+    assert catalog.figures.states() == dict.fromkeys(SnapshotState, 0) | some
 
 
 CHECKS: tuple[Callable[[Catalog], None], ...] = (

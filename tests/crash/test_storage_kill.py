@@ -312,6 +312,7 @@ ELSEWHERE = (
     "engine.values.",
     "engine.output.",
     "engine.command.",
+    "engine.service.",
     "engine.request.",
     "engine.folders.",
     "client.apply.",
@@ -319,7 +320,7 @@ ELSEWHERE = (
 )
 """Failpoints of the agent's mind: tests/e2e/test_kills.py, tests/e2e/test_survive.py, tests/crash/test_mind_kill.py; of
 background commands: tests/e2e/test_background.py; of reuse: tests/e2e/test_reuse.py; of folders: tests/e2e/test_hooks.py;
-of the index of texts: tests/crash/test_find_kill.py;
+of services: tests/e2e/test_services.py; of the index of texts: tests/crash/test_find_kill.py;
 of experiments: tests/e2e/test_experiment.py;
 of a catalog that is made again: tests/e2e/test_missing_files.py; of requests that are asked again:
 tests/e2e/test_asked_again.py; of the client: tests/unit/client/test_host_change.py;

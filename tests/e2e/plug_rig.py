@@ -6,12 +6,17 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
+from tests import long
+from tests.e2e.model_rig import from_pip
 from tests.e2e.prepared import NO_ENGINE, daemon_on
 from tests.e2e.support import Snap
+from tests.kept import CACHE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,3 +52,46 @@ def check_page(page: str, snap: Snap, folder: Path, env: Mapping[str, str] | Non
             timeout=120,
         )
         assert (done.returncode, done.stdout) == (0, shown), done.stderr
+
+
+def packages(name: str, *pins: str) -> Path:
+    """A folder with the packages of a framework, behind all others of this process. Downloaded in the long set alone."""
+    if find_spec(name) is None:
+        cached_already = (CACHE / f"pip-{pins[0].partition('==')[0]}.lock").exists()
+        if not (long.LONG or cached_already):
+            pytest.skip(f"{pins[0]} is not installed; the long set downloads it")
+        folder = from_pip(pins[0].partition("==")[0], pins)
+        sys.path.append(str(folder))
+        return folder
+    return Path(next(iter(find_spec(name).submodule_search_locations or ()))).parent  # type: ignore[union-attr]
+
+
+def run_suite(suite: str, folder: Path, snap: Snap, report: Path) -> tuple[int, set[str]]:
+    """Run a framework's own suite, a file in `programs`, with its packages; returns how many tests passed, and the others."""
+    done = subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-c",
+                "/dev/null",
+                "-p",
+                "pytest_asyncio",
+                "-p",
+                "no:cacheprovider",
+            ),
+            *("-o", "asyncio_mode=auto", "--rootdir", str(report.parent), f"--junitxml={report}"),
+            str(Path(__file__).with_name("programs") / suite),
+        ],
+        env={**snap.env, "PYTHONPATH": f"{folder}:{ROOT}"},
+        cwd=report.parent,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert report.exists(), done.stdout + done.stderr
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    failed = {case.attrib["name"] for case in cases if len(case) and case[0].tag in ("failure", "error", "skipped")}
+    return len(cases) - len(failed), failed

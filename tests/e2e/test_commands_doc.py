@@ -1,4 +1,5 @@
-"""docs/commands.md is true: every command is run, in the order of the page, and prints what it shows."""
+"""docs/commands.md and docs/services.md are true: every command is run, in the order of the page, and prints what it
+shows."""
 
 from __future__ import annotations
 
@@ -9,13 +10,14 @@ import pytest
 from tests.e2e.console import Shell, environment, follow, transcript
 from tests.e2e.prepared import daemon_on
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "commands.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @pytest.mark.runc
-def test_every_command_prints_what_the_page_shows(minimal_state: Path, tmp_path: Path) -> None:
-    typed = transcript(PAGE.read_text())
-    assert len(typed) > 60
+@pytest.mark.parametrize(("page", "least"), [("commands.md", 60), ("services.md", 10)])
+def test_every_command_prints_what_the_page_shows(minimal_state: Path, tmp_path: Path, page: str, least: int) -> None:
+    typed = transcript((DOCS / page).read_text())
+    assert len(typed) > least
     (tmp_path / "work").mkdir()
     no_docker = {"DOCKER_HOST": "unix:///run/snapshotd-no-such-engine.sock"}
     with (

@@ -80,6 +80,19 @@ def test_each_write_is_a_step_that_a_rewind_takes_back(box: Sandbox, client: Sna
     assert box.exec("cat deep/er/*").stdout == "three"
 
 
+def test_a_fork_of_an_earlier_snapshot_has_its_files_from_the_beginning(box: Sandbox, client: Snapshotd) -> None:
+    earlier = box.files.write("state", "one").snapshot
+    box.files.write("state", "two")
+    (fork,) = Snapshot.get(earlier.id, client=client).fork()
+    try:
+        assert fork.files.read_text("state") == "one"
+        assert fork.files.stat("state").size == 3
+        box.files.write("later", "x")
+        assert not fork.files.exists("later")
+    finally:
+        fork.remove(force=True)
+
+
 def test_what_runs_is_seen_and_written_beside(box: Sandbox, snap: Snap) -> None:
     wait = "echo now > live; while [ ! -e go ]; do sleep 0.05; done; cat go"
     running = snap.follow("exec", box.id, "--", "sh", "-c", wait)

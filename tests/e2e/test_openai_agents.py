@@ -21,12 +21,12 @@ from tests.e2e.support import Snap
 
 pytest.importorskip("agents", reason="the extra openai-agents is not installed")
 pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("plugged")]
-PROGRAM = Path(__file__).with_name("programs") / "openai_agent.py"
+PROGRAM = Path(__file__).with_name("programs") / "openai_sandbox_agent.py"
 
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
-    with forks_with(["tests.e2e.programs.openai_agent"]) as forks:
+    with forks_with(["tests.e2e.programs.openai_sandbox_agent"]) as forks:
         yield forks
 
 
@@ -63,7 +63,7 @@ def test_one_snapshot_for_each_call_and_back_to_each() -> None:
         from agents import RunConfig
 
         from snapshotd.client import AsyncSandbox, AsyncSnapshotd
-        from tests.e2e.programs.openai_agent import STEPS, agent, thread_of
+        from tests.e2e.programs.openai_sandbox_agent import STEPS, agent, thread_of
 
         thread = thread_of("anna", name="ann")
         done = await run(agent(), "please", session=thread, run_config=RunConfig(sandbox=thread.sandbox))
@@ -105,7 +105,7 @@ def test_a_run_state_is_gone_on_from_twice() -> None:
 
         from snapshotd.client import AsyncSnapshotd
         from snapshotd.integrations.openai_agents import SnapshotdOptions, SnapshotdSandboxClient
-        from tests.e2e.programs.openai_agent import STEPS, agent
+        from tests.e2e.programs.openai_sandbox_agent import STEPS, agent
 
         def config() -> RunConfig:
             return RunConfig(
@@ -249,7 +249,7 @@ def test_what_cannot_be_is_the_sdks_own_error(plugged: Snap) -> None:
 
 def test_a_daemon_that_dies_within_a_write_leaves_it_whole_or_not_at_all(plugged: Snap) -> None:
     async def scene() -> None:
-        from tests.e2e.programs.openai_agent import thread_of
+        from tests.e2e.programs.openai_sandbox_agent import thread_of
 
         thread = thread_of("alone")
         adding = [asyncio.create_task(thread.add_items([{"role": "user", "content": f"{n}" * 1000}])) for n in range(8)]

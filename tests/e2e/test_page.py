@@ -310,6 +310,25 @@ def test_a_family_is_a_tree_whose_branches_are_compared(own_snap: Snap, person: 
     assert f"{name}-x-early" in sides.inner_text()
 
 
+def test_a_long_list_holds_only_what_is_seen(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
+    own_snap("run", "--name", name, agent)
+    own_snap("exec", name, "--", "seq", "20000")
+    person.opens(name)
+    person.presses("G 2")
+    person.sees("20", ".lines")
+    devtools = person.page.context.new_cdp_session(person.page)
+
+    def nodes() -> int:
+        devtools.send("HeapProfiler.collectGarbage")
+        return int(devtools.send("Memory.getDOMCounters")["nodes"])
+
+    before = nodes()
+    for line in range(400, 20_000, 400):
+        person.page.locator(".lines").evaluate("(box, top) => { box.scrollTop = top }", line * 18)
+        person.sees(str(line + 5), ".lines")
+    assert nodes() < before + 1000
+
+
 def test_a_terminal_on_a_throw_away_fork(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
     own_snap("run", "--name", name, agent)
     person.opens(name)

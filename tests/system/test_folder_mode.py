@@ -56,6 +56,32 @@ def test_what_the_daemon_makes_is_the_users_alone(user: Ordinary) -> None:
         assert (place.stat().st_uid, stat.S_IMODE(place.stat().st_mode)) == (UID, 0o700), place
 
 
+def test_a_part_of_its_state_that_the_daemon_may_not_use_is_named(user: Ordinary) -> None:
+    user(*RUN, "--name", "closed", "--", "true")
+    layers = user.state_dir / "layers"
+    layers.chmod(0)
+    try:
+        said = user("fork", "closed", code=70).stderr
+        assert f"user {UID}, who runs the daemon, may not use" in said
+    finally:
+        layers.chmod(0o700)
+    user("daemon", "--stop")
+    repository = user.state_dir / "repo"
+    repository.chmod(0)
+    try:
+        said = user("ls", code=8).stderr
+        assert f"the daemon cannot start: user {UID}, who runs the daemon, may not use '{repository}" in said
+        assert "give what lies in the state directory back to that user with `chown` and `chmod u+rwX`" in said
+    finally:
+        repository.chmod(0o700)
+    user.state_dir.chmod(0)
+    try:
+        assert f"the mode 0000 of its state directory keeps user {UID} out" in user("ls", code=9).stderr
+    finally:
+        user.state_dir.chmod(0o700)
+    user("rm", "--force", "closed")
+
+
 def test_the_tour(user: Ordinary) -> None:
     user.write("project/a.txt", "one\n")
     user.write("project/lib/m.py", "ANSWER = 42\n")

@@ -389,13 +389,19 @@ def test_from_inside_nothing_of_the_host_is_found(user: OrdinaryUser) -> None:
 
 
 def test_what_cannot_be_had_is_refused(user: OrdinaryUser) -> None:
-    assert "cannot limit the memory" in user.refused("create", "--image", "base", "--memory", "1G")
+    said = user.refused("create", "--image", "node", "--memory", "1G")
+    assert "cannot limit the memory" in said
+    assert "building the image" not in said, "nothing is made before"
     assert "need root's daemon" in user.refused("create", "--image", "base", "--runtime", "docker")
     assert "is for root's daemon" in daemon_with(user, SNAPSHOTD_MODE="pivot")
     report = user("doctor", code=None)
     assert "rootless: sandboxes in a user namespace" in report
     if not user.ids:
-        assert "more user ids than one" in user.refused("image", "build", "essential")
+        for words in (["create"], ["image", "build", "essential"]):
+            said = user.refused(*words)
+            assert "an image of packages needs more user ids than the one of this user" in said
+            assert "use the image `minimal`" in said
+            assert "building the image" not in said
         assert "no 65536 ids" in report
 
 

@@ -114,7 +114,7 @@ modules of one line may import each other."""
 MOST_MODULES = 20
 """A folder with more is no room where something is found at a glance."""
 
-FOR_ALL = ("types", "terms", "network", "errors", "failpoints", "config", "junit", "scores", "at_once")
+FOR_ALL = ("types", "terms", "network", "errors", "failpoints", "config", "junit", "scores", "service", "at_once")
 """Modules at the top that everybody may import, and that import only each other."""
 
 INTERFACES = ("store", "repo", "catalog", "runtime", "images", "gateway", "engine")
@@ -151,22 +151,29 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "zstandard": ("repo/", "images/decompress.py", "images/shared.py", "integrations/langgraph/"),
     "xxhash": ("repo/",),
     "h11": ("gateway/", "egress/web.py"),
-    "httpx2": ("gateway/forward.py", "page/passing.py"),
+    "python_multipart": ("integrations/e2b/inside/transfers.py",),
+    "websockets": ("integrations/e2b/traffic.py",),
+    "httpx2": ("gateway/forward.py", "page/passing.py", "integrations/e2b/traffic.py"),
     "re2": ("engine/folders/ignore.py",),
     "click": ("cli/",),
     "rich": ("cli/",),
     "fastapi": ("daemon/",),
     "agents": ("integrations/openai_agents/",),  # is openai-agents
+    "claude_agent_sdk": ("integrations/claude_agent/",),
+    "deepagents": ("integrations/deepagents/",),
+    "opentelemetry": ("integrations/otel/",),
+    "inspect_ai": ("integrations/inspect_ai/",),
     "mcp": ("integrations/mcp/",),
     "mcp_types": ("integrations/mcp/",),  # comes with mcp
-    "uvicorn": ("daemon/", "page/server.py", "integrations/mcp/"),
-    "starlette": ("daemon/", "page/", "integrations/mcp/"),  # comes with fastapi
+    "uvicorn": ("daemon/", "page/server.py", "integrations/mcp/", "integrations/e2b/"),
+    "starlette": ("daemon/", "page/", "integrations/mcp/", "integrations/e2b/"),  # comes with fastapi
     "pydantic": (
         "daemon/",
         "engine/transfer/trajectories/",
         "engine/experiments/",
         "integrations/mcp/",
         "integrations/openai_agents/",
+        "integrations/inspect_ai/",
     ),  # comes with fastapi
     "anyio": ("daemon/", "integrations/mcp/"),  # comes with fastapi
     "requests": ("runtime/", "images/docker.py", "images/registry.py"),  # what docker raises; comes with it

@@ -15,13 +15,10 @@ API = "the API says a value of the engine in its own forms: times as text, sizes
 CLIENT = "the client's users have the engine's words"
 SHARED = {
     "AlignedCall": API,
-    "BisectRequest": API,
     "Bisection": API,
     "ExperimentRequest": API,
-    "ForkQueueRequest": API,
     "MergeRequest": API,
     "QueuedFork": API,
-    "ScoreRequest": API,
     "Tried": API,
     "ApprovalView": API,
     "CommandInfo": API,

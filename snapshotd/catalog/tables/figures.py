@@ -174,7 +174,7 @@ class SqliteFigures(Figures):
         return [NumberedSnapshot(*row) for row in found]
 
     def states(self) -> Mapping[SnapshotState, int]:
-        found = Counter[SnapshotState]()
+        found = dict.fromkeys(SnapshotState, 0)
         last = 0
         while page := self._db.read(
             "SELECT state, count(*), max(pk) FROM (SELECT state, pk FROM snapshots WHERE pk > ? ORDER BY pk LIMIT ?) GROUP BY state",

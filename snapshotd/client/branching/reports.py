@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from snapshotd.client.client import Snapshotd
 
 _IN_FORK = """
-mark=$1 report=$2 most=$3; shift 3
+mark=$1 report=${SNAPSHOTD_ROOT-}$2 most=$3; shift 3
 rm -rf -- "$report"
 command -v "$1" >/dev/null || exec "$@"
 "$@"
@@ -29,8 +29,8 @@ code=$?
 [ -f "$report" ] && { printf %s "$mark"; head -c "$most" < "$report"; }
 exit $code
 """
-"""The report comes behind the mark, on standard output. The command could write a mark and a report of its own; it
-writes the report anyway."""
+"""In a plain folder, the fork is below $SNAPSHOTD_ROOT. The report comes behind the mark, on standard output. The command
+could write a mark and a report of its own; it writes the report anyway."""
 _KEPT_BYTES = 64 << 10
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

@@ -6,6 +6,7 @@ one that is not shared with others, where the agent has such a file.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -116,9 +117,8 @@ class HookSettings:
         if not isinstance(hooks, dict) or not all(isinstance(groups, list) for groups in hooks.values()):
             raise Conflict(f"{self.file} has hooks in a form that is not known; add ours by hand, or move it away")
         _take_out(hooks)
-        for event, has_matcher in self.agent.events:
-            entry = {"type": "command", "command": self.command, "timeout": self.agent.timeout}
-            hooks.setdefault(event, []).append({**({"matcher": "*"} if has_matcher else {}), "hooks": [entry]})
+        for event, groups in self.groups().items():
+            hooks.setdefault(event, []).extend(groups)
         for event, word in self.agent.worktrees if self.worktrees else ():
             command = shlex.join([sys.executable, "-I", "-S", str(WORKTREE), word])
             hooks.setdefault(event, []).append({"hooks": [{"type": "command", "command": command, "timeout": 600}]})
@@ -130,6 +130,14 @@ class HookSettings:
                 self._write(path, text)
                 changed = True
         return changed
+
+    def groups(self) -> dict[str, list[dict[str, Any]]]:
+        """The entries of every event but those of worktrees."""
+        entry = {"type": "command", "command": self.command, "timeout": self.agent.timeout}
+        return {
+            event: [{**({"matcher": "*"} if has_matcher else {}), "hooks": [entry]}]
+            for event, has_matcher in self.agent.events
+        }
 
     def remove(self) -> bool:
         """Take out what `install` added. False: there was nothing. Conflict, NotPermitted."""
@@ -148,6 +156,9 @@ class HookSettings:
             if path.exists():
                 path.unlink()
                 changed = True
+                with contextlib.suppress(OSError):  # there is more in one of them
+                    path.parent.rmdir()
+                    path.parent.parent.rmdir()
         return changed
 
     def installed(self) -> bool:

@@ -25,7 +25,8 @@ from snapshotd.errors import DaemonUnavailable
 
 if TYPE_CHECKING:
     from snapshotd.client.client import Snapshotd
-from snapshotd.api.commands import BackgroundRequest, CommandInfo, InputRequest, SignalRequest
+from snapshotd.api.commands import BackgroundRequest, CommandInfo, InputRequest, ServiceOptions, SignalRequest
+from snapshotd.api.snapshots import SnapshotInfo
 from snapshotd.api.wire import STDIN_WINDOW_BYTES
 
 Stream = Literal["stdout", "stderr"]
@@ -188,6 +189,7 @@ class CommandVerbs(VerbPart):
         stdin: bool = False,
         timeout: float | None = None,
         idle_timeout: float | None = None,
+        service: ServiceOptions | None = None,
     ) -> CommandInfo:
         """Start a command and return. It is a tool call whose snapshot is taken when it ends; other calls, each with a
         snapshot, go on beside it. Any client finds it again, also after a restart of the daemon. `stop`, a rewind and
@@ -195,6 +197,10 @@ class CommandVerbs(VerbPart):
 
         With `stdin`, its standard input is what `write_command` writes; otherwise it is empty. LimitExceeded: too many
         run in the sandbox. Further keywords: as `exec`.
+
+        With `service` the command is a service: the answer comes when it is ready, a snapshot declares it, and it is started
+        again, and awaited, wherever a sandbox begins from a later one (docs/services.md). Conflict: there is one of that
+        name; SandboxFailed: it does not get ready, and nothing is declared.
         """
         check_seconds("timeout", timeout)
         check_seconds("idle_timeout", idle_timeout, zero=True)
@@ -206,6 +212,7 @@ class CommandVerbs(VerbPart):
             stdin=stdin,
             timeout_s=timeout,
             idle_timeout_s=idle_timeout,
+            service=service,
         )
         return await self._transport.call(operations.START_COMMAND, ref, body=body)
 
@@ -251,6 +258,13 @@ class CommandVerbs(VerbPart):
         once. Conflict: it has ended."""
         check_count("number", number, 1, 64)
         return await self._transport.call(operations.SIGNAL_COMMAND, ref, command, body=SignalRequest(int(number)))
+
+    @verb
+    async def remove_service(self, ref: str, name: str, *, wait: Wait = "captured") -> SnapshotInfo:
+        """End a service, and take its declaration away: the snapshot is the first without it. A stopped sandbox is started
+        for that. NotFound: there is no service of that name."""
+        removed = await self._transport.call(operations.REMOVE_SERVICE, ref, name)
+        return await self._settled(removed, wait)
 
     @verb
     async def write_command(self, ref: str, command: str, data: bytes, *, end: bool = False) -> None:

@@ -191,7 +191,7 @@ class PortVerbs(VerbPart, Generic[PortT]):
     async def port(
         self,
         ref: str,
-        number: int,
+        number: int | str,
         local: int | None = None,
         *,
         unix: str | Path | None = None,
@@ -199,13 +199,15 @@ class PortVerbs(VerbPart, Generic[PortT]):
     ) -> PortT:
         """Listen on 127.0.0.1:`local` (None or 0: any free port), or on a new unix socket at the path `unix` that only
         this user may use. Every connection goes to the TCP server on port `number` of the trajectory's sandbox, on its
-        loopback or all its addresses, whatever its network. It need not run yet: each connection looks for it anew. Use
-        the result in a `with` block, or close it.
+        loopback or all its addresses, whatever its network; a text is the name of a service that declares a port. It need
+        not run yet: each connection looks for it anew. Use the result in a `with` block, or close it.
 
         A connection that cannot be made is closed, and `on_failure` is called with the reason, from another thread (with
         asyncio: in a task). It is cut when the sandbox ends. UsageError: the numbers,
         the path; Conflict: the local address is taken; Unsupported: the sandbox is a plain folder.
         """
+        if isinstance(number, str):
+            number = await self._port_of(ref, number)
         check_count("port", number, 1, _LAST_PORT)
         check_count("local", 0 if local is None else local, 0, _LAST_PORT)
         if unix is not None and local is not None:
@@ -219,6 +221,12 @@ class PortVerbs(VerbPart, Generic[PortT]):
             )
         listener = _listen_on_path(local_path(unix)) if unix is not None else _listen(local or 0)
         return self._port(self._transport, operations.CONNECT.to(found.id, str(number)), listener, on_failure)
+
+    async def _port_of(self, ref: str, service: str) -> int:
+        found = await self._transport.call(operations.COMMAND, ref, service)
+        if found.port is None:
+            raise UsageError(f"{service!r} is no service of {ref} that declares a port; name the number of the port")
+        return found.port
 
 
 def _listen(number: int) -> socket.socket:

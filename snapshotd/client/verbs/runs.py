@@ -18,12 +18,13 @@ from snapshotd.api.trajectories import (
     TrajectoryInfo,
 )
 from snapshotd.client.following import Following
-from snapshotd.client.local.arguments import absolute, check_seconds, instances_of, texts_of, words_of
+from snapshotd.client.local.arguments import absolute, check_seconds, instances_of, local_path, texts_of, words_of
 from snapshotd.client.local.sizes import limit_fields
 from snapshotd.client.twofold import stream, verb
 from snapshotd.client.verbs.base import VerbPart, Wait
 from snapshotd.client.verbs.commands import OutputSink, ShownOutput
 from snapshotd.errors import UsageError
+from snapshotd.service import parse
 from snapshotd.terms import DEFAULT_TENANT
 
 
@@ -34,7 +35,8 @@ class SandboxOptions(TypedDict, total=False):
     log probabilities (docs/agents/training.md); `tenant` is the tenant of the key-value store that its agents read and
     write. `network` is none (the default), bridge, or `allow:` and the hosts that are reached (docs/network.md); `runtime`
     "none" means a plain folder without isolation. `requirements` is a file of Python packages that its programs find,
-    and `program` a folder of this machine that it has at /opt/agent-program."""
+    and `program` a folder of this machine that it has at /opt/agent-program. `services` is a TOML file of services,
+    which are ready before the answer, or the agent, comes (docs/services.md)."""
 
     image: str
     runtime: str
@@ -52,6 +54,7 @@ class SandboxOptions(TypedDict, total=False):
     tenant: str
     requirements: str | Path | None
     program: str | Path | None
+    services: str | Path | None
 
 
 class NetworkChange(TypedDict, total=False):
@@ -206,6 +209,19 @@ class RunVerbs(VerbPart):
         await self._transport.call(operations.REMOVE, ref, query={"force": force or None})
 
 
+def services_text(path: str | Path) -> str:
+    """The content of a local file of services. UsageError, LimitExceeded."""
+    try:
+        text = local_path(path, "services").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "it is no UTF-8"
+        raise UsageError(
+            f"the file of services {str(path)!r} cannot be read: {why}; name one that you may read"
+        ) from exc
+    parse(text, str(path))
+    return text
+
+
 def sandbox_fields(
     *,
     image: str = "default",
@@ -224,6 +240,7 @@ def sandbox_fields(
     tenant: str = DEFAULT_TENANT,
     requirements: str | Path | None = None,
     program: str | Path | None = None,
+    services: str | Path | None = None,
 ) -> dict[str, Any]:
     """The fields of a new sandbox, by their names in `SandboxFields`. UsageError for text that is no amount."""
     return {
@@ -239,5 +256,6 @@ def sandbox_fields(
         "tenant": tenant,
         "requirements": absolute(requirements, "requirements"),
         "program": absolute(program, "program"),
+        "services": None if services is None else services_text(services),
         "limits": LimitsRequest(**limit_fields(memory, cpus, pids, disk)),
     }

@@ -24,8 +24,10 @@ from snapshotd.api.storage import (
     RepairInfo,
     UsageInfo,
 )
+from snapshotd.api.trajectories import LimitsRequest
 from snapshotd.api.wire import check_ref
 from snapshotd.client.local.arguments import local_path
+from snapshotd.client.local.sizes import limit_fields
 from snapshotd.client.twofold import verb
 from snapshotd.client.verbs.base import Progress, VerbPart, result_of
 from snapshotd.terms import PRUNE_GRACE_S
@@ -103,10 +105,21 @@ class StorageVerbs(VerbPart):
         return await self._transport.call(operations.IMAGES)
 
     @verb
-    async def ensure_image(self, name: str, *, progress: Progress | None = None) -> ImageInfo:
+    async def ensure_image(
+        self,
+        name: str,
+        *,
+        memory: int | str | None = None,
+        cpus: float | None = None,
+        pids: int | None = None,
+        disk: int | str | None = None,
+        progress: Progress | None = None,
+    ) -> ImageInfo:
         """The image that a sandbox of this name would start from. One that is not there is built or imported, as it
-        would be by `create` and `run`, which say nothing meanwhile."""
-        return await self._make_image(operations.ENSURE_IMAGE, EnsureImageRequest(name), progress, f"the image {name}")
+        would be by `create` and `run`, which say nothing meanwhile. With the limits of the sandbox, Unsupported comes
+        before that where they cannot be kept."""
+        body = EnsureImageRequest(name, LimitsRequest(**limit_fields(memory, cpus, pids, disk)))
+        return await self._make_image(operations.ENSURE_IMAGE, body, progress, f"the image {name}")
 
     @verb
     async def build_image(self, recipe: str, *, name: str | None = None, progress: Progress | None = None) -> ImageInfo:

@@ -32,6 +32,7 @@ from snapshotd.daemon.http.problems import first_problem
 from snapshotd.daemon.http.routes import (  # noqa: F401 - they register their handlers
     approvals,
     commands,
+    direct,
     experiments,
     files,
     images,

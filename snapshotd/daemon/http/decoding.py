@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from snapshotd import types as t
-from snapshotd.api.experiments import BisectRequest, ExperimentRequest, ScoreRequest, ScorerFields, SpendingFields
+from snapshotd.api.experiments import ExperimentRequest, ScorerFields, SpendingFields
 from snapshotd.api.mind import DecisionFields, EditFields, FileFields, MergeRequest, MessageFields
 from snapshotd.api.record import UNSET
 from snapshotd.api.trajectories import (
     CreateRequest,
-    ForkQueueRequest,
     LimitsRequest,
     Provider,
     RunAgentRequest,
@@ -33,6 +32,8 @@ from snapshotd.errors import LimitExceeded, UsageError
 from snapshotd.scores import SCORE_TIMEOUT_S
 
 _URL = re.compile(r"https?://[A-Za-z0-9._~\[\]:-]{1,255}(/[!-~]{0,2048})?")
+_VARIABLE_MAX_BYTES = (128 << 10) - 2
+"""A variable with its `=` and zero byte is one string of execve(2), of at most MAX_ARG_STRLEN (32 pages)."""
 _DEPTH_MAX = 64
 _VALUES_MAX = 200_000
 """The bounds of an agent's records (docs/agent-protocol.md), so that a person cannot make a record that no agent could
@@ -66,6 +67,7 @@ def sandbox_request(body: SandboxFields, namespace_pid: int) -> base.SandboxRequ
         limits=t.Limits(**given) if (given := given_limits(body.limits)) else None,
         requirements=_given_path(body.requirements, "requirements file"),
         program=_given_path(body.program, "folder of the program"),
+        services=body.services,
         idle_timeout_s=body.idle_timeout_s if isinstance(body, CreateRequest) else 0.0,
     )
 
@@ -123,11 +125,6 @@ def variant(item: VariantFields) -> base.Variant:
     )
 
 
-def fork_queue_request(body: ForkQueueRequest) -> trials.ForkQueueRequest:
-    check_argv(body.args or ())
-    return trials.ForkQueueRequest(**{**vars(body), "variants": tuple(map(variant, body.variants))})
-
-
 def check_name(name: str | None, what: str) -> None:
     """UsageError for a text that cannot be the name of a thing, which is called `what`."""
     if name is not None and not t.NAME_PATTERN.fullmatch(name):
@@ -146,7 +143,9 @@ def check_variables(env: dict[str, str], secrets: dict[str, str], what: str) -> 
 def absolute(path: str, what: str) -> Path:
     """UsageError for a relative path: the daemon's working directory is not the client's."""
     _check_bytes(path, f"the {what}")
-    if "\0" in path or not path.startswith("/"):
+    if "\0" in path:
+        raise UsageError(f"the {what} {path!r} has a zero byte, which no path can have; leave that out")
+    if not path.startswith("/"):
         raise UsageError(
             f"the {what} {path!r} is not an absolute path; the daemon does not know the client's working directory"
         )
@@ -160,11 +159,17 @@ def _given_path(path: str | None, what: str) -> Path | None:
 def environment(env: dict[str, str]) -> tuple[tuple[str, str], ...]:
     """UsageError names a variable that no process can have."""
     for key, value in env.items():
-        if not key or "=" in key or "\0" in key + value:
+        if not key or "=" in key or "\0" in key + value or not key.isprintable():
             raise UsageError(
-                f"{key.partition('=')[0]!r} cannot be an environment variable: names have no `=` and neither part a zero byte"
+                f"{key[:40]!r} cannot be the name of an environment variable, or its value cannot be: a name has printable "
+                "characters and no `=`, and neither has a zero byte; leave that out"
             )
-        _check_bytes(key + value, f"the variable {key!r}")
+        _check_bytes(key + value, f"the variable {key[:40]!r}")
+        if len(os.fsencode(key + value)) > _VARIABLE_MAX_BYTES:
+            raise LimitExceeded(
+                f"the variable {key[:40]!r} has more than {_VARIABLE_MAX_BYTES} bytes, and the kernel starts no program with it; put "
+                "it into a file"
+            )
     return tuple(env.items())
 
 
@@ -253,21 +258,18 @@ def message(item: MessageFields) -> t.Message:
     return t.Message(item.role, check_json(item.content, f"the content of a message of {item.role}"))
 
 
-def decisions(items: Sequence[DecisionFields]) -> tuple[base.Decision, ...]:
+def check_decisions(items: Sequence[DecisionFields]) -> None:
+    """UsageError for a contradiction."""
     calls = [item.call for item in items]
     twice = next((call for call in calls if calls.count(call) > 1), None) if len(set(calls)) < len(calls) else None
     if twice is not None:
         raise UsageError(f"call {twice} is decided twice; say one thing about each call")
-    return tuple(map(_decision, items))
-
-
-def _decision(item: DecisionFields) -> base.Decision:
-    given = given_json(item.result, f"the result of call {item.call}")
-    if item.action != "result" and given is not None:
-        raise UsageError(
-            f"a result was given for call {item.call}, which is to {item.action}; a result belongs to the action `result`"
-        )
-    return base.Decision(item.call, item.action, None if given is None else given[0])
+    for item in items:
+        given = given_json(item.result, f"the result of call {item.call}")
+        if item.action != "result" and given is not None:
+            raise UsageError(
+                f"a result was given for call {item.call}, which is to {item.action}; a result belongs to the action `result`"
+            )
 
 
 def given_json(value: Any, what: str) -> tuple[Any] | None:
@@ -336,26 +338,6 @@ def scorer(body: ScorerFields) -> trials.Scorer:
         env=environment(body.env),
         user=body.user,
         timeout_s=body.timeout_s,
-    )
-
-
-def score_request(body: ScoreRequest) -> trials.ScoreRequest:
-    return trials.ScoreRequest(body.refs, scorer(body), body.each, body.repeat, body.parallel)
-
-
-def bisect_request(body: BisectRequest) -> trials.BisectRequest:
-    check_argv(body.argv)
-    good, bad = (None if ref is None else check_ref(ref) for ref in (body.good, body.bad))
-    return trials.BisectRequest(
-        ref=check_ref(body.ref),
-        argv=body.argv,
-        good=good,
-        bad=bad,
-        parallel=body.parallel,
-        repeat=body.repeat,
-        cwd=body.cwd,
-        env=environment(body.env),
-        user=body.user,
     )
 
 

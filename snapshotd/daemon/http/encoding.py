@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, fields
-from functools import cache, singledispatch
+from functools import cache, partial, singledispatch
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -80,8 +80,8 @@ def record_of(value: object) -> ApiRecord:
 
 
 def _record(kind: type[R], value: Any, /, **own: Any) -> R:
-    """A record whose fields are those of a value by the same names, and `own` where they differ: NAME_at is made of
-    NAME_at_ns, NAME_ms of NAME_ns, and what has a record itself becomes one."""
+    """A record whose fields are those of a value by the same names, or by those in `_RENAMED`, and `own` where they differ:
+    NAME_at is made of NAME_at_ns, NAME_ms of NAME_ns, and what has a record itself becomes one."""
     made = object.__new__(kind)
     members = vars(made)  # all of them, so `__init__`, which is slow in a frozen class, has nothing to do
     for name, get, form in _getters(kind):  # type: ignore[arg-type]
@@ -95,14 +95,14 @@ def _record(kind: type[R], value: Any, /, **own: Any) -> R:
 @cache
 def _getters(kind: Any) -> list[tuple[str, Callable[[Any], Any], Callable[[Any], Any] | None]]:
     found: list[tuple[str, Callable[[Any], Any], Callable[[Any], Any] | None]] = []
-    nested = records_in(kind)
+    nested, renamed = records_in(kind), _RENAMED.get(kind, {})
     for name in (field.name for field in fields(kind)):
         if name.endswith("_at"):
-            found.append((name, attrgetter(f"{name}_ns"), _time))
+            found.append((name, attrgetter(renamed.get(name, f"{name}_ns")), _time))
         elif name.endswith("_ms"):
             found.append((name, attrgetter(f"{name.removesuffix('_ms')}_ns"), milliseconds))
         else:
-            found.append((name, attrgetter(name), _nested if name in nested else None))
+            found.append((name, attrgetter(renamed.get(name, name)), _nested if name in nested else None))
     return found
 
 
@@ -112,15 +112,57 @@ def _nested(value: Any) -> Any:
     return None if value is None else record_of(value)
 
 
+_RENAMED: dict[Any, dict[str, str]] = {}
+"""Record to field to the attribute of the value that it is made of, where that has another name."""
+
+
+def _say(kind: type[Any], record: type[ApiRecord], **renamed: str) -> None:
+    """Values of this kind become such records. `renamed`: as in `_RENAMED`."""
+    _RENAMED[record] = renamed
+    record_of.register(kind, partial(_record, record))
+
+
+_say(t.DamagedOutput, DamagedOutput)
+_say(t.FileChanges, FileCounts)
+_say(t.ModelUse, ModelUseInfo, call_count="calls")
+_say(t.AgentSpec, AgentInfo)
+_say(t.Message, MessageInfo)
+_say(t.JournalEntry, JournalInfo, started_at="began_at_ns", parent="after")
+_say(t.Approval, ApprovalInfo, call="entry", name="tool")
+_say(t.StoredValue, ValueInfo, is_deleted="deleted")
+_say(t.Image, ImageInfo, file_count="files")
+_say(base.Overview, OverviewInfo, model_use="model")
+_say(base.SandboxInfo, SandboxInfo)
+_say(base.Forked, ForkInfo)
+_say(base.ExecResult, ExecInfo)
+_say(base.Written, WriteInfo, file_count="files")
+_say(base.Task, TaskInfo, started_in="began", ended_in="ended")
+_say(
+    base.Effect,
+    EffectInfo,
+    started_at="entry.began_at_ns",
+    call="entry.id",
+    **{name: f"entry.{name}" for name in ("name", "arguments", "status", "result")},
+)
+_say(base.RewindPreview, RewindPreview, rewinds="mode", changes="files", change_count="file_count", untouched="left")
+_say(base.Imported, ImportInfo, snapshot_count="snapshots")
+_say(base.Merged, MergeInfo, changes="items")
+_say(RestoreReport, RestoreInfo, file_count="files")
+_say(TreeConflict, ConflictInfo)
+_say(trials.QueuedFork, QueuedFork)
+_say(trials.ForkQueue, QueueInfo)
+_say(trials.Comparison, CompareInfo)
+_say(trials.ComparedBranch, BranchInfo, call_count="calls")
+_say(trials.ComparedPair, PairInfo, changes="files")
+_say(trials.AlignedCall, AlignedCall)
+_say(trials.Tried, Tried)
+_say(trials.Bisection, Bisection)
+
+
 @record_of.register
 def tool(call: t.ToolCall) -> Tool:
     outputs = {"stdout": call.stdout, "stderr": call.stderr, "output": call.output}
     return _record(Tool, call, outputs=tuple(name for name, output in outputs.items() if output is not None))
-
-
-@record_of.register
-def damaged_output(lost: t.DamagedOutput) -> DamagedOutput:
-    return DamagedOutput(lost.which, lost.bytes, lost.hash)
 
 
 @record_of.register
@@ -136,7 +178,7 @@ def snapshot(taken: t.Snapshot, facts: CallFacts | None = None, kind: str | None
         side_effect=told.side_effect,
         sub_agent=told.sub_agent,
         kind=kind,
-        model_use=None if told.model is None else model_use(told.model),
+        model_use=_nested(told.model),
     )
 
 
@@ -144,16 +186,6 @@ def snapshot(taken: t.Snapshot, facts: CallFacts | None = None, kind: str | None
 def looked_at(found: base.LookedAt) -> SnapshotInfo:
     kind = "marker" if found.marker else "call"
     return snapshot(found.snapshot, found.facts, kind)
-
-
-@record_of.register
-def model_use(use: t.ModelUse) -> ModelUseInfo:
-    return _record(ModelUseInfo, use, call_count=use.calls)
-
-
-@record_of.register
-def file_changes(files: t.FileChanges) -> FileCounts:
-    return _record(FileCounts, files)
 
 
 @record_of.register
@@ -173,38 +205,8 @@ def trajectory(item: t.Trajectory) -> TrajectoryInfo:
 
 
 @record_of.register
-def overview(item: base.Overview) -> OverviewInfo:
-    return _record(OverviewInfo, item, model_use=model_use(item.model))
-
-
-@record_of.register
-def agent(item: t.AgentSpec) -> AgentInfo:
-    return _record(AgentInfo, item)
-
-
-@record_of.register
-def sandbox(info: base.SandboxInfo) -> SandboxInfo:
-    return _record(SandboxInfo, info)
-
-
-@record_of.register
-def forks(forked: base.Forked) -> ForkInfo:
-    return _record(ForkInfo, forked)
-
-
-@record_of.register
-def executed(done: base.ExecResult) -> ExecInfo:
-    return _record(ExecInfo, done)
-
-
-@record_of.register
 def command(info: base.CommandInfo) -> CommandInfo:
     return _record(CommandInfo, info, started_at=iso_time(info.began_at_ns), status=info.status or "running")
-
-
-@record_of.register
-def message(item: t.Message) -> MessageInfo:
-    return MessageInfo(item.role, item.content)
 
 
 @record_of.register
@@ -234,75 +236,9 @@ def file(found: base.FileEntry) -> FileInfo:
     )
 
 
-@record_of.register
-def written(done: base.Written) -> WriteInfo:
-    return _record(WriteInfo, done, file_count=done.files)
-
-
-@record_of.register
-def restored(report: RestoreReport) -> RestoreInfo:
-    return _record(RestoreInfo, report, file_count=report.files)
-
-
-@record_of.register
-def journal_entry(item: t.JournalEntry) -> JournalInfo:
-    return _record(JournalInfo, item, started_at=iso_time(item.began_at_ns), parent=item.after)
-
-
-@record_of.register
-def task(item: base.Task) -> TaskInfo:
-    return _record(TaskInfo, item, started_in=item.began, ended_in=item.ended)
-
-
-@record_of.register
-def effect(left: base.Effect) -> EffectInfo:
-    item = left.entry
-    return _record(
-        EffectInfo,
-        item,
-        trajectory=left.trajectory,
-        call=item.id,
-        started_at=iso_time(item.began_at_ns),
-        compensation=left.compensation,
-        compensated=left.compensated,
-    )
-
-
-@record_of.register
-def rewind_preview(preview: base.RewindPreview) -> RewindPreview:
-    return _record(
-        RewindPreview,
-        preview,
-        rewinds=preview.mode,
-        changes=_nested(preview.files),
-        change_count=preview.file_count,
-        untouched=preview.left,
-    )
-
-
-@record_of.register
-def approval(item: t.Approval) -> ApprovalInfo:
-    return _record(ApprovalInfo, item, call=item.entry, name=item.tool)
-
-
 def approval_view(view: base.ApprovalView, most: int) -> ApprovalView:
     """At most so many changes are listed."""
     return _record(ApprovalView, view, changes=_nested(view.files[:most]), more=len(view.files) > most)
-
-
-@record_of.register
-def value(item: t.StoredValue) -> ValueInfo:
-    return _record(ValueInfo, item, is_deleted=item.deleted)
-
-
-@record_of.register
-def image(item: t.Image) -> ImageInfo:
-    return _record(ImageInfo, item, file_count=item.files)
-
-
-@record_of.register
-def imported(done: base.Imported) -> ImportInfo:
-    return _record(ImportInfo, done, snapshot_count=done.snapshots)
 
 
 def run_event(told: Json) -> Json:
@@ -329,61 +265,11 @@ def command_event(told: Json) -> Json:
 
 
 @record_of.register
-def merged(done: base.Merged) -> MergeInfo:
-    return _record(MergeInfo, done, changes=tuple(map(applied, done.items)))
-
-
-@record_of.register
 def applied(item: Item) -> AppliedInfo:  # type: ignore[type-arg]  # `register` reads the annotation
     return _record(AppliedInfo, item, merged=item.merged is not None)
 
 
-@record_of.register
-def conflict(found: TreeConflict) -> ConflictInfo:
-    return _record(ConflictInfo, found)
-
-
-@record_of.register
-def queued_fork(child: trials.QueuedFork) -> QueuedFork:
-    return _record(QueuedFork, child)
-
-
-@record_of.register
-def fork_queue(made: trials.ForkQueue) -> QueueInfo:
-    return _record(QueueInfo, made)
-
-
 # -- comparisons, scores, bisections -----------------------------------------------------------------------------------
-
-
-@record_of.register
-def comparison(found: trials.Comparison) -> CompareInfo:
-    return _record(CompareInfo, found)
-
-
-@record_of.register
-def compared_branch(one: trials.ComparedBranch) -> BranchInfo:
-    return _record(BranchInfo, one, call_count=one.calls)
-
-
-@record_of.register
-def compared_pair(pair: trials.ComparedPair) -> PairInfo:
-    return _record(PairInfo, pair, changes=_nested(pair.files))
-
-
-@record_of.register
-def aligned_call(call: trials.AlignedCall) -> AlignedCall:
-    return _record(AlignedCall, call)
-
-
-@record_of.register
-def tried(one: trials.Tried) -> Tried:
-    return _record(Tried, one)
-
-
-@record_of.register
-def bisection(found: trials.Bisection) -> Bisection:
-    return _record(Bisection, found)
 
 
 def run_json(row: trials.SnapshotScores, run: ScoredRun) -> Json:

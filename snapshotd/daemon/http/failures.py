@@ -39,9 +39,21 @@ def failure_of(exc: BaseException) -> SnapshotdError:
                 f"the disk is full, and the layers on it report an error ({exc.strerror}); free space, restart the daemon"
             )
         return InternalError(f"the disk reports an error ({exc}); check it, then restart the daemon")
+    if isinstance(exc, PermissionError):
+        log.error("not permitted", exc_info=exc)
+        return InternalError(f"{not_usable(exc)}; the traceback is in {_log_place}")
     log.error("defect", exc_info=exc)
     return InternalError(
         f"a defect of snapshotd ({type(exc).__name__}) stopped this request; the traceback is in {_log_place}, please report it"
+    )
+
+
+def not_usable(exc: PermissionError) -> str:
+    """The sentence about a file of the daemon's own that its user may not use."""
+    name = repr(os.fsdecode(exc.filename)) if isinstance(exc.filename, str | bytes) else "a file in the state directory"
+    return (
+        f"user {os.geteuid()}, who runs the daemon, may not use {name} ({exc.strerror}); give what lies in the state directory back "
+        "to that user with `chown` and `chmod u+rwX`"
     )
 
 

@@ -92,7 +92,12 @@ def refusal(pid: int, uid: int, is_sandboxed: SandboxPredicate, own_uid: int) ->
     looks like that, since its pid namespace is always inside the daemon's.
     """
     if uid not in (0, own_uid) or (uid != own_uid and rootless.in_own_namespace()):
-        return f"user {uid} may not use this daemon, which serves one user only; run the command as that user"
+        if rootless.in_own_namespace():  # ids of users outside are not known in it
+            return "another user may not use this daemon, which serves the user who started it; run the command as that user"
+        return (
+            f"user {uid} may not use this daemon, which serves {'root' if own_uid == 0 else f'root and user {own_uid}'} only; "
+            f"run the command {'with sudo' if own_uid == 0 else 'as one of them'}"
+        )
     if pid != 0 and is_sandboxed(pid):
         return (
             f"process {pid} runs inside a sandbox, from which the daemon cannot be driven; run the command on the host"

@@ -3,16 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Sequence
 from typing import Any, get_args, get_type_hints
 
 from fastapi.exceptions import RequestValidationError
 
 from snapshotd.api.record import ApiRecord
-from snapshotd.api.wire import API_PREFIX
+from snapshotd.api.wire import API_PREFIX, KEY_HEADER
+from snapshotd.errors import UsageError
 from snapshotd.terms import nearest
 
 _OBJECT = "Input should be an object"
+
+
+def load_json(text: bytes) -> Any:
+    """As `json.loads`, for which the last of two members of one name counts: they are a JSONDecodeError here."""
+
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise json.JSONDecodeError(f"{twice[:40]!r} is there twice", text.decode(errors="replace"), 0)
+        return found
+
+    return json.loads(text, object_pairs_hook=members)
+
+
+def check_query(given: Sequence[tuple[str, str]], known: Collection[str]) -> None:
+    """UsageError: a parameter of the query that the operation does not have, or one twice."""
+    names = [name for name, _ in given]
+    for name in names:
+        if name not in known:
+            hint = nearest(name, known) if known else "; it has none"
+            raise UsageError(
+                f"the request's query has {name[:40]!r}, which is no parameter of this operation{hint}; "
+                f"{API_PREFIX}/openapi.json describes them"
+            )
+        if names.count(name) > 1:
+            raise UsageError(f"the request's query has the parameter {name!r} twice; give it once")
 
 
 def first_problem(exc: RequestValidationError, body: Any) -> str:
@@ -20,7 +50,12 @@ def first_problem(exc: RequestValidationError, body: Any) -> str:
     first = exc.errors()[0]
     path = [part for part in first.get("loc", ()) if part != "body"]
     where, kind = ".".join(map(str, path)) or "body", first["type"]
-    if kind == "unexpected_keyword_argument" and path:
+    if kind == "json_invalid":
+        at = f", at character {path[0]}" if path and path[0] else ""
+        where, what = "body", f"it is no JSON ({first.get('ctx', {}).get('error', 'malformed')}{at})"
+    elif kind == "string_pattern_mismatch" and path == ["header", KEY_HEADER]:
+        where, what = f"header {KEY_HEADER}", "it has 1 to 200 printable ASCII characters and no spaces"
+    elif kind == "unexpected_keyword_argument" and path:
         within = _hint_at(body, path[:-1])
         known = [field.name for field in dataclasses.fields(within)] if dataclasses.is_dataclass(within) else []
         what = f"there is no such field{nearest(str(path[-1]), known) if known else ''}"

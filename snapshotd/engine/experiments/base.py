@@ -86,20 +86,6 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class ForkQueueRequest:
-    """`n` children, or one for each variant, `parallel` at once (None: as many as fit into the free memory). The rest is as
-    in `BranchingService.fork`. With `keep_going` a child that does not start carries its error, and the rest goes on."""
-
-    n: int = 1
-    parallel: int | None = None
-    keep_going: bool = False
-    args: tuple[str, ...] | None = None
-    name: str | None = None
-    resume: bool = False
-    variants: tuple[Variant, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class QueuedFork:
     """One child after its program has ended. `trajectory` is None where it did not start, and `error` says why."""
 
@@ -173,18 +159,6 @@ class Scorer:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreRequest:
-    """`each`: all snapshots of the named trajectories, in place of their heads. `parallel` None: as many at once as there
-    are processors."""
-
-    refs: tuple[str, ...]
-    scorer: Scorer
-    each: bool = False
-    repeat: int = 1
-    parallel: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class SnapshotScores(Scores):
     """The runs of one selected snapshot. `snapshot` is None where the ref names none."""
 
@@ -195,21 +169,6 @@ class SnapshotScores(Scores):
 
 
 Outcome = Literal["good", "bad", "untestable"]
-
-
-@dataclass(frozen=True, slots=True)
-class BisectRequest:
-    """`good` None: the line's first snapshot; `bad` None: the head. The border runs `repeat` times again."""
-
-    ref: str
-    argv: tuple[str, ...]
-    good: str | None = None
-    bad: str | None = None
-    parallel: int = 1
-    repeat: int = 1
-    cwd: str | None = None
-    env: Env = ()
-    user: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from snapshotd.api.commands import CommandFields
+from snapshotd.api.experiments import BisectRequest
 from snapshotd.at_once import at_once
-from snapshotd.engine.experiments.base import Attendance, Bisection, BisectRequest, Outcome, Tried
+from snapshotd.engine.experiments.base import Attendance, Bisection, Outcome, Tried
 from snapshotd.engine.experiments.parts import Services
 from snapshotd.engine.past.lineage import lineage
 from snapshotd.errors import CommandNotFound, CommandNotRunnable, UsageError
@@ -99,10 +100,7 @@ class _Search:
                 return self.services.runs.exec_snapshot(
                     snapshot.id,
                     CommandFields(
-                        asked.argv,
-                        cwd=asked.cwd,
-                        env={REPORT_VARIABLE: REPORT_PATH, **dict(asked.env)},
-                        user=asked.user,
+                        asked.argv, cwd=asked.cwd, env={REPORT_VARIABLE: REPORT_PATH, **asked.env}, user=asked.user
                     ),
                     sink=lambda _stream, _data: None,
                     caller=caller,
@@ -116,10 +114,6 @@ def bisect(
     services: Services, request: BisectRequest, attendance: Attendance, on_tried: Callable[[Tried], object]
 ) -> Bisection:
     """See `ExperimentService.bisect`."""
-    if not request.argv:
-        raise UsageError("there is no command to try; give one that fails where it is broken")
-    if request.parallel < 1 or request.repeat < 0:
-        raise UsageError("at least one run at a time, and no fewer than 0 repetitions")
     line = lineage(services.snapshots.get, request.ref if request.bad is None else request.bad)
     if request.good is not None:
         first = services.snapshots.get(request.good).id

@@ -7,13 +7,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from snapshotd.api.wire import QUEUE_MAX
+from snapshotd.api.trajectories import ForkQueueRequest
 from snapshotd.at_once import at_once
 from snapshotd.engine.base import ForkPlace, Variant
-from snapshotd.engine.experiments.base import Attendance, ForkQueue, ForkQueueRequest, QueuedFork
+from snapshotd.engine.experiments.base import Attendance, ForkQueue, QueuedFork
 from snapshotd.engine.experiments.parts import Services, count_fitting, full_disk_named
 from snapshotd.errors import SnapshotdError, UsageError
-from snapshotd.terms import number_of
 from snapshotd.types import ExperimentID, SnapshotID, Trajectory, TrajectoryID, TrajectoryStatus, new_id
 
 
@@ -26,6 +25,7 @@ class _Queue:
     services: Services
     source: SnapshotID
     request: ForkQueueRequest
+    variants: tuple[Variant, ...]
     attendance: Attendance
     labels: list[str]
     experiment: ExperimentID = field(default_factory=lambda: ExperimentID(new_id()))
@@ -59,7 +59,7 @@ class _Queue:
             args=asked.args,
             name=asked.name,
             resume=asked.resume,
-            variants=asked.variants[index : index + 1],
+            variants=self.variants[index : index + 1],
             part=ForkPlace(self.experiment, index, len(self.labels)),
         ).trajectories
         with self.lock:
@@ -86,14 +86,12 @@ def fork_queue(
     services: Services,
     ref: str,
     request: ForkQueueRequest,
+    variants: tuple[Variant, ...],
     attendance: Attendance,
     on_child: Callable[[QueuedFork], object],
 ) -> ForkQueue:
     """See `ExperimentService.fork_queue`."""
-    variants = request.variants
     n = len(variants) or request.n
-    if not 1 <= n <= QUEUE_MAX:
-        raise UsageError(f"{number_of(n, 'fork')} cannot be made: a queue takes 1 to {QUEUE_MAX}; nothing was started")
     ways = variants or (Variant(""),)
     if not request.resume and request.args is None and any(one.args is None for one in ways):
         raise UsageError(
@@ -102,7 +100,7 @@ def fork_queue(
     source = services.snapshots.get(ref)
     many = request.parallel or count_fitting(ways, services.snapshots.trajectory(source.trajectory))
     labels = [one.label for one in variants] or [str(index) for index in range(n)]
-    queue = _Queue(services, source.id, request, attendance, labels)
+    queue = _Queue(services, source.id, request, variants, attendance, labels)
     found: dict[int, QueuedFork] = {}
     try:
         for index, child in at_once(range(n), many, queue.run, thread="fork"):

@@ -6,19 +6,22 @@ them. A score says what they print, and is no more trusted than that.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
 import os
 import posixpath
 import re
 import secrets
+import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from snapshotd.api.commands import CommandFields
-from snapshotd.api.wire import REPEAT_MAX
+from snapshotd.api.experiments import ScoreRequest
 from snapshotd.at_once import at_once
 from snapshotd.engine.caller import Caller, Stream
-from snapshotd.engine.experiments.base import Attendance, Scorer, ScoreRequest, SnapshotScores
+from snapshotd.engine.experiments.base import Attendance, Scorer, SnapshotScores
 from snapshotd.engine.experiments.parts import Services, full_disk_named
 from snapshotd.errors import Ambiguous, NotFound, SnapshotdError, UsageError
 from snapshotd.junit import REPORT_MAX_BYTES, JUnitCounts, count_tests
@@ -33,7 +36,8 @@ _NUMBER_BYTES = 400
 _TAIL_BYTES = 64 << 10
 _SAID_CHARS = 300
 _IN_FORK = """
-mark=$1 where=$2 report=$3 most=$4; shift 4
+mark=$1 where=${2:+${SNAPSHOTD_ROOT-}$2} report=$3 most=$4; shift 4
+case $report in /*) report=${SNAPSHOTD_ROOT-}$report ;; esac
 fail() { echo "$mark $1" >&2; exit 125; }
 if [ -n "$where" ]; then
   said=$( { rm -rf -- "$where" && mkdir -p -- "$where" && tar -xf - -C "$where"; } 2>&1 ) ||
@@ -48,8 +52,9 @@ code=$?
 head -c "$most" < "$report"
 exit $code
 """
-"""Runs in the fork. A report that is there before the run goes, since it tells of another one. With a report standard
-output is the report alone; a line that begins with the mark says why there is no score."""
+"""Runs in the fork, which is below $SNAPSHOTD_ROOT if it is a plain folder. A report that is there before the run goes,
+since it tells of another one. With a report standard output is the report alone; a line that begins with the mark says
+why there is no score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +76,13 @@ class Scoring:
     def attempt(self, snapshot: str) -> ScoredRun:
         """The run carries that there is no score; errors of the engine are raised."""
         scorer, mark = self.scorer, secrets.token_hex(16)
-        where = "" if scorer.files is None else scorer.where or SCORER_PATH
+        where = "" if scorer.files is None else _normal(scorer.where or SCORER_PATH)
+        report = scorer.report and _normal(scorer.report)
         argv = scorer.argv
-        if where or scorer.report is not None:
+        if where or report is not None:
             most = str(REPORT_MAX_BYTES + 1)
-            argv = ("/bin/sh", "-c", _IN_FORK, "score", mark, where, scorer.report or "", most, *argv)
-        env = {REPORT_VARIABLE: scorer.report or REPORT_PATH, **dict(scorer.env)}
+            argv = ("/bin/sh", "-c", _IN_FORK, "score", mark, where, report or "", most, *argv)
+        env = {REPORT_VARIABLE: report or REPORT_PATH, **dict(scorer.env)}
         kept = {"stdout": _Tail(REPORT_MAX_BYTES + 1 if scorer.report is not None else _TAIL_BYTES), "stderr": _Tail()}
 
         def sink(stream: Stream, data: bytes) -> None:
@@ -112,6 +118,11 @@ class Scoring:
         if self.scorer.number:
             return last_number(output.lines, exit_code), None
         return float(exit_code == 0), None
+
+
+def _normal(path: str) -> str:
+    """A path without `..` above the root, where it is absolute: in a plain folder that would lead out of it."""
+    return posixpath.normpath(path) if path.startswith("/") else path
 
 
 def _feed(caller: Caller, data: bytes) -> None:
@@ -180,26 +191,44 @@ def check_scorer(scorer: Scorer) -> None:
         not scorer.where.startswith("/") or posixpath.normpath(scorer.where).strip("/") == ""
     ):
         raise UsageError(f"{scorer.where!r} is no place for the scorer's files; name an absolute path below /")
+    digest_files(scorer.files)
+
+
+def digest_files(files: bytes | None) -> bytes | None:
+    """A digest of what a tar holds. UsageError: it is none."""
+    if files is None:
+        return None
+    found = hashlib.sha256()
+    try:
+        with tarfile.open(fileobj=io.BytesIO(files), mode="r:") as tar:
+            for item in tar:
+                if item.size > len(files):  # a few bytes may stand for more than there is memory
+                    raise UsageError(f"{item.name!r} in the scorer's files is sparse; make the tar of whole files")
+                found.update(
+                    repr((item.name, item.type, item.mode, item.linkname, item.size)).encode("utf-8", "replace")
+                )
+                content = tar.extractfile(item) if item.isfile() else None
+                found.update(b"" if content is None else content.read())
+    except (tarfile.TarError, OSError, ValueError) as exc:
+        raise UsageError(f"the scorer's files are no tar: {exc}; make one with `tar -c`") from exc
+    return found.digest()
 
 
 def score(
     services: Services,
     request: ScoreRequest,
+    scorer: Scorer,
     attendance: Attendance,
     on_run: Callable[[SnapshotScores, ScoredRun], object],
 ) -> tuple[SnapshotScores, ...]:
     """See `ExperimentService.score`."""
-    if not request.refs:
-        raise UsageError("there is nothing to score; name a snapshot or a trajectory")
-    check_scorer(request.scorer)
-    if not 1 <= request.repeat <= REPEAT_MAX or (request.parallel is not None and request.parallel < 1):
-        raise UsageError(f"1 to {REPEAT_MAX} runs of each, and at least one at a time")
+    check_scorer(scorer)
     rows = [row for ref in request.refs for row in _selected(services, ref, request.each)]
     runs: list[list[ScoredRun]] = [list(row.runs) for row in rows]
     for row in rows:
         for run in row.runs:
             on_run(row, run)
-    scoring = Scoring(services, request.scorer, attendance)
+    scoring = Scoring(services, scorer, attendance)
     wanted = [(at, row.snapshot.id) for at, row in enumerate(rows) if row.snapshot is not None] * request.repeat
     many = request.parallel or len(os.sched_getaffinity(0))
     try:

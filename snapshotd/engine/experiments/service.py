@@ -4,11 +4,10 @@ experiments of a state directory, and the drivers of those that have not ended."
 from __future__ import annotations
 
 import builtins
+import contextlib
 import hashlib
-import io
 import json
 import logging
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,19 +16,20 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from snapshotd.api.experiments import BisectRequest, ScoreRequest
+from snapshotd.api.trajectories import ForkQueueRequest
+from snapshotd.api.wire import check_ref
 from snapshotd.catalog.base import Catalog
-from snapshotd.engine.base import Event, SandboxRequest
+from snapshotd.engine.base import Event, SandboxRequest, Variant
 from snapshotd.engine.experiments.base import (
     Attendance,
     Bisection,
-    BisectRequest,
     Comparison,
     Env,
     ExperimentRequest,
     ForkQueue,
-    ForkQueueRequest,
     QueuedFork,
-    ScoreRequest,
+    Scorer,
     SnapshotScores,
     Tried,
 )
@@ -39,7 +39,7 @@ from snapshotd.engine.experiments.driving import Driver, find_trajectory, info_o
 from snapshotd.engine.experiments.earlier import adopt
 from snapshotd.engine.experiments.parts import Services
 from snapshotd.engine.experiments.queueing import fork_queue
-from snapshotd.engine.experiments.scoring import check_scorer, score
+from snapshotd.engine.experiments.scoring import check_scorer, digest_files, score
 from snapshotd.engine.requests import present
 from snapshotd.engine.runs.forks import check_name
 from snapshotd.engine.secrecy import Secrecy
@@ -105,26 +105,37 @@ class ExperimentService:
     # -- verbs ------------------------------------------------------------------------------------------------------------
 
     def fork_queue(
-        self, ref: str, request: ForkQueueRequest, attendance: Attendance, on_child: Callable[[QueuedFork], object]
+        self,
+        ref: str,
+        request: ForkQueueRequest,
+        variants: tuple[Variant, ...],
+        attendance: Attendance,
+        on_child: Callable[[QueuedFork], object],
     ) -> ForkQueue:
         """Fork a snapshot into more children than run at once: each runs its program to the end, then another begins.
         `on_child` is told of each that has ended. When one does not start, those that did are removed, and its error is
         raised, unless the request says to keep going. When the client goes away no other begins, and those that run go
         on. UsageError before anything starts."""
-        return fork_queue(self._services, ref, request, attendance, on_child)
+        return fork_queue(self._services, ref, request, variants, attendance, on_child)
 
     def compare(self, refs: Sequence[str]) -> Comparison:
-        """Two or more trajectories or snapshots, call by call from the last snapshot that all have, each against the
-        first; and how each came out. UsageError: fewer than two. NotFound: one was removed meanwhile."""
-        return compare(self._services, refs)
+        """Trajectories or snapshots side by side: calls aligned from the last snapshot that all have, files, and how each
+        came out.
+
+        Each is compared with the first. UsageError: fewer than two. NotFound: one was removed meanwhile."""
+        return compare(self._services, list(map(check_ref, refs)))
 
     def score(
-        self, request: ScoreRequest, attendance: Attendance, on_run: Callable[[SnapshotScores, ScoredRun], object]
+        self,
+        request: ScoreRequest,
+        scorer: Scorer,
+        attendance: Attendance,
+        on_run: Callable[[SnapshotScores, ScoredRun], object],
     ) -> tuple[SnapshotScores, ...]:
         """Run a command in a throw-away fork of each snapshot, and rank them. `on_run` is told of each run as it ends,
         with the row that it belongs to. A run without a score carries its error, and the rest goes on. UsageError before
         anything runs."""
-        return score(self._services, request, attendance, on_run)
+        return score(self._services, request, scorer, attendance, on_run)
 
     def bisect(self, request: BisectRequest, attendance: Attendance, on_tried: Callable[[Tried], object]) -> Bisection:
         """The first snapshot of a line at which a command fails, by runs in throw-away forks. Exit code 0 passes, 125
@@ -140,9 +151,10 @@ class ExperimentService:
         _check(request)
         digest = _digest(request)
         with self._changing:
-            try:
+            known = None
+            with contextlib.suppress(NotFound):
                 known = self._table.get(request.name)
-            except NotFound:
+            if known is None:
                 self._begin(request, digest)
             else:
                 self._go_on(known, request, digest)
@@ -331,7 +343,7 @@ def _digest(request: ExperimentRequest) -> str:
         request,
         source=_source_without_secrets(source) if isinstance(source, SandboxRequest) else source,
         variants=tuple(replace(one, secrets=tuple((name, "") for name, _ in one.secrets)) for one in request.variants),
-        scorer=replace(request.scorer, files=_content(request.scorer.files)),
+        scorer=replace(request.scorer, files=digest_files(request.scorer.files)),
     )
     return hashlib.sha256(_codec().dump_json(bare)).hexdigest()
 
@@ -343,26 +355,6 @@ def _source_without_secrets(source: SandboxRequest) -> SandboxRequest:
         secrets=tuple((name, "") for name, _ in source.secrets),
         providers=tuple(replace(one, api_key=None) for one in source.providers),
     )
-
-
-def _content(files: bytes | None) -> bytes | None:
-    """A digest of what a tar holds. UsageError: it is none."""
-    if files is None:
-        return None
-    found = hashlib.sha256()
-    try:
-        with tarfile.open(fileobj=io.BytesIO(files), mode="r:") as tar:
-            for item in tar:
-                if item.size > len(files):  # a few bytes may stand for more than there is memory
-                    raise UsageError(f"{item.name!r} in the scorer's files is sparse; make the tar of whole files")
-                found.update(
-                    repr((item.name, item.type, item.mode, item.linkname, item.size)).encode("utf-8", "replace")
-                )
-                content = tar.extractfile(item) if item.isfile() else None
-                found.update(b"" if content is None else content.read())
-    except (tarfile.TarError, OSError, ValueError) as exc:
-        raise UsageError(f"the scorer's files are no tar: {exc}; make one with `tar -c`") from exc
-    return found.digest()
 
 
 def _check(request: ExperimentRequest) -> None:

@@ -98,7 +98,9 @@ def _privileges() -> Check:
     if missing is None:
         return Check("privileges", True, "an ordinary user, with a range of further user ids")
     reason, _, fix = missing.partition(": ")
-    lost = "all files of a sandbox belong to this user, all owners in it are root, and no image can be built"
+    lost = (
+        "all files of a sandbox belong to this user, all owners in it are root, and no image of packages can be built"
+    )
     return Check("privileges", None, f"an ordinary user, with one user id ({reason}): {lost}", fix)
 
 

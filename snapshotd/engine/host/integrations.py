@@ -52,12 +52,44 @@ INTEGRATIONS = {
     one.extra: one
     for one in (
         Integration(
+            "claude-agent",
+            "claude-agent-sdk",
+            (0, 2, 180),
+            (0, 3),
+            "snapshotd.integrations.claude_agent",
+            "sessions of the Claude Agent SDK, bound to the files of their folder",
+        ),
+        Integration(
+            "deepagents",
+            "deepagents",
+            (0, 7, 32),
+            (0, 8),
+            "snapshotd.integrations.deepagents",
+            "a sandbox for DeepAgents that goes back with its thread",
+        ),
+        Integration(
+            "inspect-ai",
+            "inspect-ai",
+            (0, 3, 285),
+            (0, 4),
+            "snapshotd.integrations.inspect_ai",
+            "sandboxes for Inspect AI, whose logs name snapshots",
+        ),
+        Integration(
             "langgraph",
             "langgraph",
             (1, 2),
             (2,),
             "snapshotd.integrations.langgraph",
             "a saver and a store for LangGraph",
+        ),
+        Integration(
+            "e2b",
+            "python-multipart",
+            (0, 0, 20),
+            (1,),
+            "snapshotd.integrations.e2b.server",
+            "`snapshotd serve --e2b`, for E2B's SDKs and what is built on them",
         ),
         Integration(
             "mcp",
@@ -74,6 +106,14 @@ INTEGRATIONS = {
             (0, 25),
             "snapshotd.integrations.openai_agents",
             "sandboxes and sessions for the OpenAI Agents SDK",
+        ),
+        Integration(
+            "otel",
+            "opentelemetry-sdk",
+            (1, 40),
+            (2,),
+            "snapshotd.integrations.otel",
+            "spans of steps and model calls for OpenTelemetry",
         ),
     )
 }

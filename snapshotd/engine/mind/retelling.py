@@ -8,6 +8,7 @@ the edited conversation.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
@@ -52,6 +53,11 @@ class Retelling:
         self._position = began.messages
         self.held = HeldMessages()
         """The messages that wait for results of calls at its position."""
+
+    @staticmethod
+    def count_same(one: Iterator[Message], other: Iterator[Message]) -> int:
+        """The number of messages with which both begin."""
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
     @property
     def position(self) -> int:

@@ -46,6 +46,7 @@ class NoReplay:
         self.lock = threading.RLock()
         """Guards the replay; taken before the sandbox's lock."""
         self._held: HeldMessages | None = None
+        self._files_stay: Callable[[], object] | None = None
 
     @property
     def retraces(self) -> bool:
@@ -98,6 +99,15 @@ class NoReplay:
 
     def before_live(self, call: Callable[[], None]) -> None:
         """Have `call` called when the replay ends, before the program goes live."""
+
+    def when_files_stay(self, call: Callable[[], object]) -> None:
+        """Have `call` called when the replay has brought the last files: what is written from then on stays."""
+        self._files_stay = call
+
+    def _let_files_stay(self) -> None:
+        call, self._files_stay = self._files_stay, None
+        if call is not None:
+            call()
 
     def when_live(self, call: Callable[[], None]) -> None:
         """Call now, and when the program has gone live."""
@@ -157,10 +167,12 @@ class NoReplay:
 
 
 class _Way:
-    """The part of the recorded way that the program has come."""
+    """The part of the recorded way that the program has come. `newest`: the snapshot with whose files it goes on live."""
 
-    def __init__(self, resumption: Resumption, retelling: Retelling) -> None:
-        self.retelling = retelling
+    def __init__(self, resumption: Resumption, retelling: Retelling, newest: Snapshot) -> None:
+        self.retelling, self.newest = retelling, newest
+        self.has_newest = False
+        """The sandbox was given the newest files of the trajectory: what is written now stays."""
         self.reached = resumption.began
         """The newest snapshot whose call has been replayed."""
         self.models: list[JournalEntry] = []
@@ -199,11 +211,9 @@ class Retracing(NoReplay):
         self._edited = {edit.source.id: edit.edited for edit in changes}
         """The edits on the way, by the snapshots that they were made of."""
         retelling = Retelling(context.catalog, resumption.began, resumption.head, changes, self._replay.has_met)
-        self._way = _Way(resumption, retelling)
+        self._way = _Way(resumption, retelling, places.newest(resumption.head))
         self._last = self._replay.last(lambda entry: files_left_by(self._catalog, entry) is not None)
         """The recorded call after which no other files come."""
-        self._has_newest = False
-        """The sandbox was given the newest files of the trajectory: what is written now stays."""
         self._before_live: Callable[[], None] = lambda: None
         self._after_live: Callable[[], None] = lambda: None
 
@@ -362,7 +372,7 @@ class Retracing(NoReplay):
     def _go_live(self) -> None:
         """End the replay: the program has met everything recorded. Its calls run from now on, on the newest files, and with what people
         changed in the state after that."""
-        if not self._has_newest:
+        if not self._way.has_newest:
             self._go_to_newest()
         changes = changes_by_people(self._catalog, self._way.reached, self._resumption.head)
         with self.sandbox.lock:
@@ -372,10 +382,12 @@ class Retracing(NoReplay):
         self._live()
 
     def _go_to_newest(self) -> None:
-        self._places.go_to(self.sandbox, self._places.newest(self._resumption.head))
-        self._has_newest = True
+        self._places.go_to(self.sandbox, self._way.newest)
+        self._way.has_newest = True
+        self._let_files_stay()
 
     def _live(self) -> None:
+        self._let_files_stay()
         self._before_live()
         with self.sandbox.lock:
             state = self.sandbox.mind.state
@@ -405,7 +417,7 @@ class Retracing(NoReplay):
 
     def _branch(self, expected: str, actual: str) -> None:
         if self._way.reached.id != self.sandbox.head:
-            kept = _count_same(self._catalog.conversation(self._way.reached.id), self.told(0))
+            kept = Retelling.count_same(self._catalog.conversation(self._way.reached.id), self.told(0))
             met = self.told(kept)
             models = [replace(entry, id=CallID(new_id()), snapshot=None) for entry in self._way.models]
             with self.sandbox.lock:
@@ -483,8 +495,3 @@ class Retracing(NoReplay):
         log = self._context.events.live(self.sandbox.trajectory.id)
         if log is not None:
             log.append(event)
-
-
-def _count_same(one: Iterator[Message], other: Iterator[Message]) -> int:
-    """The number of messages with which both begin."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -94,7 +94,11 @@ class Reuse:
         if self._paths is None and not self._look():
             return []
         assert self._paths is not None
-        if self._sandbox.use.commands or not _quiet(self._catalog, self._at, self._sandbox.head):
+        if (
+            self._sandbox.use.commands
+            or self._sandbox.use.services
+            or not _quiet(self._catalog, self._at, self._sandbox.head)
+        ):
             return []
         self._next = [
             (path, step)

@@ -91,8 +91,11 @@ class Promotion:
         """The branch's head, with the changes since its last step."""
         sandbox = self._sessions.find(branch.id)
         if sandbox is not None and not sandbox.closed:
-            with self._rewinding.quiet(sandbox, "promote"):
-                self._rewinding.settle(sandbox, mind=True)
+            try:
+                with self._rewinding.quiet(sandbox, "promote"):
+                    self._rewinding.settle(sandbox, mind=True)
+            finally:
+                self._sessions.services.revive(sandbox)
         return self._catalog.get_trajectory(branch.id).head
 
     def _common(self, branch: Trajectory, target: Trajectory, head: Snapshot) -> Snapshot:

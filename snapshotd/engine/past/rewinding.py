@@ -20,7 +20,7 @@ from snapshotd.engine.markers import is_marker
 from snapshotd.engine.past.effects import Effects
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.sandbox import Sandbox
-from snapshotd.engine.sandbox.signals import end_background
+from snapshotd.engine.sandbox.signals import end_background, end_services
 from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
 from snapshotd.engine.storing import look
 from snapshotd.engine.storing.cold import Cold, gone
@@ -108,10 +108,13 @@ class Rewinding:
     @contextmanager
     def quiet(self, sandbox: Sandbox, what: str, *, end: bool = True) -> Iterator[None]:
         """The sandbox's lock, while nothing but init lives in it and it belongs to no command. Conflict: it does, or
-        something lives. With `end`, commands in the background are ended for that."""
+        something lives. With `end`, commands in the background are ended for that. Services are ended: the caller sees to it
+        that they come back."""
         with sandbox.lock:
-            if end and not sandbox.use.agent_running:
-                end_background(sandbox)
+            if not sandbox.use.agent_running:
+                if end:
+                    end_background(sandbox)
+                end_services(sandbox)
             if sandbox.use.agent_running:
                 reason: str | None = "its program is running"
             elif sandbox.use.commands:

@@ -126,7 +126,7 @@ class AgentServer:
 
 
 def _refusal(error: SnapshotdError) -> bytes:
-    return json.dumps({"id": None, "error": {"code": error.code, "message": error.message}}).encode() + b"\n"
+    return json.dumps({"id": None, **error.as_json()}).encode() + b"\n"
 
 
 def _bind(directory: int, name: str) -> socket.socket:

@@ -59,6 +59,7 @@ class CommandRecords:
                         "began_at_ns": info.began_at_ns,
                         "stdin": info.stdin,
                         "timeout_s": info.timeout_s,
+                        **_of_service(info),
                     }
                 )
             yield log
@@ -151,7 +152,16 @@ def _read(path: Path) -> CommandInfo:
         ended.get("ended_at_ns"),
         None if ended.get("snapshot") is None else SnapshotID(ended["snapshot"]),
         ended.get("error"),
+        service=began.get("service"),
+        port=began.get("port"),
+        restarts=began.get("restarts", 0),
     )
+
+
+def _of_service(info: CommandInfo) -> Event:
+    if info.service is None:
+        return {}
+    return {"service": info.service, "port": info.port, "restarts": info.restarts}
 
 
 def _finished(info: CommandInfo) -> Event:

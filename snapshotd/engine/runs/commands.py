@@ -39,6 +39,7 @@ from snapshotd.failpoints import hit
 from snapshotd.kernel.limits import Hits
 from snapshotd.kernel.processes import MARK
 from snapshotd.runtime.base import ExecSpec, Process
+from snapshotd.service import DeclaredService
 from snapshotd.terms import number_of
 from snapshotd.types import (
     MIN_PREFIX_CHARS,
@@ -52,6 +53,8 @@ from snapshotd.types import (
     short,
 )
 
+Ended = Callable[[Sandbox, CommandInfo], object]
+"""Told of a service that has ended by itself, in a thread of its own."""
 _log = logging.getLogger(__name__)
 
 
@@ -67,6 +70,101 @@ class _Live:
     before: Hits
     timeout_s: float | None
     kept: KeptProcess | None = None
+    ended: Ended = lambda *_: None
+
+
+class KnownCommands:
+    """The running commands, and the newest ended ones of each trajectory. Thread-safe."""
+
+    def __init__(self, records: CommandRecords) -> None:
+        self._records = records
+        self._live: dict[CallID, _Live] = {}
+        self._lock = threading.Lock()
+
+    def add(self, live: _Live) -> None:
+        """It runs from now on."""
+        with self._lock:
+            self._live[live.info.id] = live
+
+    def forget(self, live: _Live) -> None:
+        """It has ended."""
+        with self._lock:
+            self._live.pop(live.info.id, None)
+
+    def all_of(self, trajectory: TrajectoryID) -> list[CommandInfo]:
+        """The running ones, and the newest of the ended ones, in the order in which they began. Also those that run in the
+        foreground: their clients may have gone away."""
+        with self._lock:
+            live = list(self._live.values())
+        foreground = (
+            one.info
+            for one in live
+            if one.info.trajectory == trajectory and not one.info.background and _runs(one.process)
+        )
+        ready = {one.info.id for one in live if one.command.ready}
+        known = [replace(info, ready=info.id in ready) for info in self._records.all_of(trajectory)]
+        return sorted([*known, *foreground], key=lambda info: info.began_at_ns)
+
+    def find(self, trajectory: Trajectory, ref: str) -> CommandInfo:
+        """By unique prefix of its id, or the newest one of a service by its name. NotFound, Ambiguous."""
+        known = self.all_of(trajectory.id)
+        served = [info for info in known if info.service == ref]
+        if served:
+            return served[-1]
+        found = [info for info in known if info.id.startswith(ref)]
+        if len(ref) >= MIN_PREFIX_CHARS and len(found) == 1:
+            return found[0]
+        name = trajectory.name or short(trajectory.id)
+        if len(found) > 1:
+            raise Ambiguous(
+                f"{number_of(len(found), 'command')} of {name} begin with {ref!r}: {', '.join(short(info.id) for info in found[:5])}; "
+                "name more of the id"
+            )
+        raise NotFound(
+            f"{name} has no command {ref!r} that runs, or ran in the background; `snapshotd ps {name}` lists them, by ids of which "
+            f"{MIN_PREFIX_CHARS} characters are enough"
+        )
+
+    def _find_in_background(self, trajectory: Trajectory, ref: str) -> CommandInfo:
+        info = self.find(trajectory, ref)
+        if not info.background:
+            raise UsageError(
+                f"command {short(info.id)} runs in the foreground, so its client has its input and output; `snapshotd kill` ends "
+                f"it, and `snapshotd log {short(info.trajectory)}` shows its snapshot then"
+            )
+        return info
+
+    def signal(self, trajectory: Trajectory, ref: str, number: int) -> CommandInfo:
+        """See `RunService.signal_command`."""
+        info = self.find(trajectory, ref)
+        live = self._running(info)
+        with live.sandbox.lock:
+            if live.sandbox.closed or not signals.send(live.sandbox, live.command, live.process, number):
+                raise _ended_already(info)
+        return info
+
+    def write(self, trajectory: Trajectory, ref: str, data: bytes, *, end: bool) -> int:
+        """See `RunService.write_command`."""
+        info = self._find_in_background(trajectory, ref)
+        if not info.stdin:
+            raise UsageError(
+                f"command {short(info.id)} was started without an input; start it with one (`snapshotd exec --detach -i`, stdin=True)"
+            )
+        kept = self._running(info).kept
+        assert kept is not None
+        return kept.write(data, short(info.id), end=end)
+
+    def events(self, trajectory: Trajectory, ref: str, *, follow: bool) -> Iterator[Event]:
+        """See `RunService.command_events`."""
+        return self._records.follow(self._find_in_background(trajectory, ref), wait=follow)
+
+    def _running(self, info: CommandInfo) -> _Live:
+        """Conflict: it has ended."""
+        with self._lock:
+            live = self._live.get(info.id)
+        if live is None:
+            raise _ended_already(info)
+        return live
 
 
 class Commands:
@@ -78,7 +176,7 @@ class Commands:
         """`check_place`: raises Conflict if no command can be run in a sandbox now."""
         self._context, self._execution, self._stepped, self._check_place = context, execution, stepped, check_place
         self._records = CommandRecords(context)
-        self._live: dict[CallID, _Live] = {}
+        self.known = KnownCommands(self._records)
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
@@ -108,11 +206,10 @@ class Commands:
             info, spec = self._describe(sandbox, command, request, gives_input, terminal)
             process, before = self._execution.start(sandbox, spec, command=command)
             live = _Live(info, sandbox, command, process, before, info.timeout_s)
-            with self._lock:
-                self._live[info.id] = live
+            self.known.add(live)
             try:
                 call, _ = self._follow(live, sink=sink, caller=caller, abandon=not record, save=record or save)
-                for sentence in sandbox.use.ended_for:
+                for sentence in (*sandbox.use.ended_for, *(sandbox.use.take_notices() if record else ())):
                     sink("stderr", f"snapshotd: {sentence}\n".encode())
                 snapshot = None
                 if record:
@@ -120,7 +217,7 @@ class Commands:
                         self._context.catalog, sandbox, call, self._stepped, request=requests.present()
                     )
             finally:
-                self._forget(live)
+                self.known.forget(live)
         if call.exit_code is None:
             raise SandboxFailed(
                 "the command has ended and its exit code is lost; its output and files are with its snapshot"
@@ -134,12 +231,50 @@ class Commands:
         the errors of `Runtime.exec`, which leave nothing."""
         _check_argv(request)
         self._check_place(sandbox)
+        info, _ = self._begin(sandbox, request, stdin=request.stdin)
+        hit("engine.command.started")
+        return info
+
+    def serve(
+        self, sandbox: Sandbox, service: DeclaredService, restarts: int, ended: Ended
+    ) -> tuple[CommandInfo, ClientCommand]:
+        """Start a service as `begin` does. It is no tool call: it leaves no snapshot. `restarts`: as in `CommandInfo`."""
+        return self._begin(sandbox, _fields(service), service=service, restarts=restarts, ended=ended)
+
+    def serve_unrecorded(self, sandbox: Sandbox, service: DeclaredService, sink: OutputSink) -> ClientCommand:
+        """Start a service in a throw-away sandbox, with which it ends."""
         with contextlib.ExitStack() as scope:
-            command = scope.enter_context(sandbox.use.command(background=True))
-            info, spec = self._describe(sandbox, command, request, request.stdin)
+            command = scope.enter_context(sandbox.use.command(background=True, service=service.name))
+            info, spec = self._describe(sandbox, command, _fields(service), stdin=False)
+            process, before = self._execution.start(sandbox, spec, command=command)
+            live = _Live(info, sandbox, command, process, before, None)
+            self._in_thread(self._drain, live, sink, scope.pop_all())
+        return command
+
+    def _drain(self, live: _Live, sink: OutputSink, scope: contextlib.ExitStack) -> None:
+        with scope, contextlib.suppress(SnapshotdError, OSError):  # its sandbox has ended
+            self._follow(live, sink=sink, save=False)
+
+    def _begin(
+        self,
+        sandbox: Sandbox,
+        request: CommandFields,
+        *,
+        stdin: bool = False,
+        service: DeclaredService | None = None,
+        restarts: int = 0,
+        ended: Ended = lambda *_: None,
+    ) -> tuple[CommandInfo, ClientCommand]:
+        with contextlib.ExitStack() as scope:
+            name = "" if service is None else service.name
+            command = scope.enter_context(sandbox.use.command(background=True, service=name))
+            info, spec = self._describe(sandbox, command, request, stdin)
+            if service is not None:
+                info = replace(info, service=service.name, port=service.port, restarts=restarts)
             outlive(self._context, sandbox)
             log = scope.enter_context(self._records.opened(info, afresh=True))
-            self._context.catalog.requests.add(requests.present(), [info.id])  # before it starts: it starts once
+            if service is None:
+                self._context.catalog.requests.add(requests.present(), [info.id])  # before it starts: it starts once
             hit("engine.command.begun")
             kept = self._kept(sandbox, info.id)
             try:
@@ -151,19 +286,18 @@ class Commands:
                 self._records.end(log, replace(info, status=CallStatus.FAILED, error="it could not be started"))
                 self._records.remove(info)
                 raise
-            live = _Live(info, sandbox, command, process, before, info.timeout_s, kept)
+            live = _Live(info, sandbox, command, process, before, info.timeout_s, kept, ended)
             self._follow_in_thread(live, kept, log, scope.pop_all())
-        hit("engine.command.started")
-        return info
+        return info, command
 
-    def go_on(self, sandbox: Sandbox, kept: Mapping[CallID, Process]) -> None:
+    def go_on(self, sandbox: Sandbox, kept: Mapping[CallID, Process], ended: Ended = lambda *_: None) -> None:
         """Go on with the commands of an earlier daemon in a sandbox that it left."""
         known = {info.id: info for info in self._records.all_of(sandbox.trajectory.id) if info.running}
         gone_on_with = set()
         for command_id, process in kept.items():
             try:
                 if command_id in known:
-                    self._go_on_with(sandbox, known[command_id], process)
+                    self._go_on_with(sandbox, known[command_id], process, ended)
                     gone_on_with.add(command_id)
                     continue
             except (SnapshotdError, OSError):
@@ -174,14 +308,14 @@ class Commands:
             self._kept(sandbox, command_id).drop()  # else its end was recorded just before
         self._records.settle(sandbox.trajectory.id, spared=gone_on_with)
 
-    def _go_on_with(self, sandbox: Sandbox, info: CommandInfo, process: Process) -> None:
+    def _go_on_with(self, sandbox: Sandbox, info: CommandInfo, process: Process, ended: Ended) -> None:
         with contextlib.ExitStack() as scope:
-            command = scope.enter_context(sandbox.use.command(background=True))
+            command = scope.enter_context(sandbox.use.command(background=True, service=info.service or ""))
             command.process, command.mark, command.alone = process, info.id, False
             log = scope.enter_context(self._records.opened(info))
             kept = self._kept(sandbox, info.id)
             kept.open()
-            live = _Live(info, sandbox, command, process, sandbox.hits(), _left_s(info), kept)
+            live = _Live(info, sandbox, command, process, sandbox.hits(), _left_s(info), kept, ended)
             self._follow_in_thread(live, kept, log, scope.pop_all())
         _log.info("going on with command %s of %s", short(info.id), short(sandbox.trajectory.id))
 
@@ -191,9 +325,12 @@ class Commands:
     def _follow_in_thread(self, live: _Live, kept: KeptProcess, log: EventLog, scope: contextlib.ExitStack) -> None:
         if live.info.stdin:
             kept.open_input()
-        thread = threading.Thread(target=self._follow_to_record, args=(live, kept, log, scope), name="command")
+        self.known.add(live)
+        self._in_thread(self._follow_to_record, live, kept, log, scope)
+
+    def _in_thread(self, work: Callable[..., None], *told: object) -> None:
+        thread = threading.Thread(target=work, args=told, name="command")
         with self._lock:
-            self._live[live.info.id] = live
             self._threads = [*(one for one in self._threads if one.is_alive()), thread]
         thread.start()
 
@@ -202,18 +339,20 @@ class Commands:
         with scope:
             ended = replace(info, status=CallStatus.UNKNOWN)
             try:
-                call, outcome = self._follow(live, log=log)
-                ended = self._commit(live, call, outcome, log)
+                call, outcome = self._follow(live, log=log, save=info.service is None)
+                ended = self._commit(live, call, outcome, log) if info.service is None else _served(live, call, log)
             except (SnapshotdError, OSError) as exc:  # OSError: the disk of the records is full
                 gone = live.command.cut_off or live.sandbox.closed
                 ended = replace(info, status=CallStatus.INTERRUPTED if gone else CallStatus.UNKNOWN, error=str(exc))
                 _log.warning("command %s of %s is ended: %s", short(info.id), short(info.trajectory), exc)
             finally:
                 kept.close()
-                self._forget(live)
+                self.known.forget(live)
                 self._records.end(log, replace(ended, ended_at_ns=time.time_ns()))
                 kept.drop()
         _log.info("command %s of %s ended: %s", short(info.id), short(info.trajectory), ended.status)
+        if not live.command.cut_off:
+            live.ended(live.sandbox, info)
 
     def _commit(self, live: _Live, call: ToolCall, outcome: CommandOutcome, log: EventLog) -> CommandInfo:
         """Take the snapshot of a command that has ended, unless an earlier daemon has."""
@@ -224,13 +363,7 @@ class Commands:
         if log.full:
             log.append({"event": "rest", "snapshot": taken.id})
             log.left_out.update(outcome.lost_bytes)
-        for stream, count in (+log.left_out).items():
-            log.append(
-                {
-                    "event": "warning",
-                    "message": f"neither shown nor recorded: {number_of(count, 'byte')} of its {stream}",
-                }
-            )
+        _tell_left_out(log)
         return ended_with(live.info, taken)
 
     def _describe(
@@ -287,88 +420,33 @@ class Commands:
             )
         return _call_of(live, outcome), outcome
 
-    def _forget(self, live: _Live) -> None:
-        """It has ended."""
-        with self._lock:
-            self._live.pop(live.info.id, None)
-
-    # -- verbs ---------------------------------------------------------------------------------------------------------
-
-    def all_of(self, trajectory: TrajectoryID) -> list[CommandInfo]:
-        """The running ones, and the newest of the ended ones, in the order in which they began. Also those that run in the
-        foreground: their clients may have gone away."""
-        with self._lock:
-            live = list(self._live.values())
-        foreground = (
-            one.info
-            for one in live
-            if one.info.trajectory == trajectory and not one.info.background and _runs(one.process)
-        )
-        return sorted([*self._records.all_of(trajectory), *foreground], key=lambda info: info.began_at_ns)
-
-    def find(self, trajectory: Trajectory, ref: str) -> CommandInfo:
-        """By unique prefix of its id. NotFound, Ambiguous."""
-        found = [info for info in self.all_of(trajectory.id) if info.id.startswith(ref)]
-        if len(ref) >= MIN_PREFIX_CHARS and len(found) == 1:
-            return found[0]
-        name = trajectory.name or short(trajectory.id)
-        if len(found) > 1:
-            raise Ambiguous(
-                f"{number_of(len(found), 'command')} of {name} begin with {ref!r}: {', '.join(short(info.id) for info in found[:5])}; "
-                "name more of the id"
-            )
-        raise NotFound(
-            f"{name} has no command {ref!r} that runs, or ran in the background; `snapshotd ps {name}` lists them, by ids of which "
-            f"{MIN_PREFIX_CHARS} characters are enough"
-        )
-
-    def _find_in_background(self, trajectory: Trajectory, ref: str) -> CommandInfo:
-        info = self.find(trajectory, ref)
-        if not info.background:
-            raise UsageError(
-                f"command {short(info.id)} runs in the foreground, so its client has its input and output; `snapshotd kill` ends "
-                f"it, and `snapshotd log {short(info.trajectory)}` shows its snapshot then"
-            )
-        return info
-
-    def signal(self, trajectory: Trajectory, ref: str, number: int) -> CommandInfo:
-        """See `RunService.signal_command`."""
-        info = self.find(trajectory, ref)
-        live = self._running(info)
-        with live.sandbox.lock:
-            if live.sandbox.closed or not signals.send(live.sandbox, live.command, live.process, number):
-                raise _ended_already(info)
-        return info
-
-    def write(self, trajectory: Trajectory, ref: str, data: bytes, *, end: bool) -> int:
-        """See `RunService.write_command`."""
-        info = self._find_in_background(trajectory, ref)
-        if not info.stdin:
-            raise UsageError(
-                f"command {short(info.id)} was started without an input; start it with one (`snapshotd exec --detach -i`, stdin=True)"
-            )
-        kept = self._running(info).kept
-        assert kept is not None
-        return kept.write(data, short(info.id), end=end)
-
-    def events(self, trajectory: Trajectory, ref: str, *, follow: bool) -> Iterator[Event]:
-        """See `RunService.command_events`."""
-        return self._records.follow(self._find_in_background(trajectory, ref), wait=follow)
-
-    def _running(self, info: CommandInfo) -> _Live:
-        """Conflict: it has ended."""
-        with self._lock:
-            live = self._live.get(info.id)
-        if live is None:
-            raise _ended_already(info)
-        return live
-
     def close(self) -> None:
         """All sandboxes have ended: return when all is recorded."""
         with self._lock:
             threads, self._threads = self._threads, []
         for thread in threads:
             thread.join()
+
+
+def _served(live: _Live, call: ToolCall, log: EventLog) -> CommandInfo:
+    """The facts about a service that has ended."""
+    _tell_left_out(log)
+    status, failure = call.status, live.command.failure
+    if live.command.cut_off:  # the exit code is that of the signal
+        status = CallStatus.INTERRUPTED
+    if failure is not None:
+        status = CallStatus.FAILED
+    return replace(live.info, status=status, exit_code=call.exit_code, error=failure or call.error)
+
+
+def _tell_left_out(log: EventLog) -> None:
+    for stream, count in (+log.left_out).items():
+        message = f"neither shown nor recorded: {number_of(count, 'byte')} of its {stream}"
+        log.append({"event": "warning", "message": message})
+
+
+def _fields(service: DeclaredService) -> CommandFields:
+    return CommandFields(service.argv, service.cwd, dict(service.env), service.user)
 
 
 def _check_argv(request: CommandFields) -> None:

@@ -21,6 +21,7 @@ from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import marker
 from snapshotd.errors import UsageError
+from snapshotd.service import parse
 from snapshotd.types import (
     NO_ISOLATION,
     AgentSpec,
@@ -59,6 +60,8 @@ class Creation:
     ) -> tuple[Trajectory, Snapshot, Sandbox, HandlerSlot]:
         """A launched sandbox with its recorded trajectory and first snapshot; on any error nothing is left."""
         check_name(request.name)
+        if request.services is not None:
+            parse(request.services, "the file of services")
         requirements = python_packages.wanted(request, agent_file)
         runtime = self._context.runtime(request.runtime)
         isolated = runtime.name != NO_ISOLATION
@@ -86,7 +89,8 @@ class Creation:
         if layer is not None:
             stack = stack.push(layer)
         if agent is not None:
-            arguments |= {INPUTS: inputs.digest(self._context.store, below, layer), **(reuse or {})}
+            digest = inputs.digest(self._context.store, below, layer, request.services or "")
+            arguments |= {INPUTS: digest, **(reuse or {})}
         snapshot = first_snapshot(stack, marker("start", arguments))
         plain, secret = provider_env(request.providers, capture_tokens=request.capture_tokens)
         open_env = (*request.env, *plain, *tenant_env(request.tenant))

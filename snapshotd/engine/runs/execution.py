@@ -18,6 +18,7 @@ from snapshotd.errors import Conflict, LimitExceeded, SandboxFailed
 from snapshotd.kernel import turns
 from snapshotd.kernel.limits import Hits
 from snapshotd.runtime.base import DEFAULT_PATH, LIBRARY_DIR, ExecSpec, Process
+from snapshotd.scores import REPORT_VARIABLE
 from snapshotd.types import CallStatus, short
 
 KILLED = 128 + signal.SIGKILL
@@ -79,6 +80,9 @@ class Execution:
             **self._context.secrecy.inside(sandbox.trajectory),
             **dict(env),
         }
+        report = environment.get(REPORT_VARIABLE, "")
+        if root is not None and report.startswith("/"):
+            environment[REPORT_VARIABLE] = folder_mode.place(str(root), report)
         packages = ["/opt/agent-packages"] if root is None else []
         paths = [LIBRARY_DIR, *packages, *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = ":".join(paths)

@@ -147,7 +147,8 @@ class FileCalls:
         """The files that `ref` names: of a snapshot, or of a trajectory as they are now."""
         snapshot = self._context.catalog.resolve_snapshot(ref)
         if not _is_named(snapshot, ref):
-            live = self._live_view(snapshot.trajectory)
+            # A fork that has made no call yet has its head from the trajectory that it was forked from.
+            live = self._live_view(self._context.catalog.resolve_trajectory(ref).id)
             if live is not None:
                 with live:
                     yield live

@@ -6,6 +6,8 @@ rights: they see the machine's programs, files and network. docs/folder-mode.md 
 
 from __future__ import annotations
 
+import posixpath
+
 from snapshotd.config import passed_on
 from snapshotd.engine.base import SandboxRequest, Variant
 from snapshotd.errors import Unsupported
@@ -27,6 +29,11 @@ def environment(root: str) -> dict[str, str]:
         "TMPDIR": f"{root}/{TEMPORARY.decode()}",
         "SNAPSHOTD_AGENT_SOCKET": SOCKET_PATH,
     }
+
+
+def place(root: str, path: str) -> str:
+    """The machine's path of what an absolute path names in the folder `root`."""
+    return f"{root}{posixpath.normpath('/' + path.lstrip('/'))}"
 
 
 def refused(what: str, instead: str) -> Unsupported:

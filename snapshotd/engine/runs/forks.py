@@ -186,9 +186,10 @@ class Forks:
                 if edits:  # only now: after a crash before, the next start removes the forks
                     self._catalog.requests.add(request, [child.record.id for child in made])
         with self._all_or_none(made):
+            warnings = [] if resume else self._start_services(made)
             for child in made:
                 self._start(child, resume=resume)
-        return Forked(ExperimentID(place.experiment), tuple(self._as_made(child) for child in made))
+        return Forked(ExperimentID(place.experiment), tuple(map(self._as_made, made)), tuple(warnings))
 
     def _launch(
         self,
@@ -246,6 +247,13 @@ class Forks:
         hit("engine.fork.changed")
         if child.variant.args is not None and not resume:  # its program begins on what was changed
             self._catalog.set_began(child.record.id, child.sandbox.head)
+
+    def _start_services(self, made: list[_Child]) -> list[str]:
+        """Start the services of all children, side by side: a sentence for each that did not come back. SandboxFailed: a
+        required one."""
+        with ThreadPoolExecutor(min(len(made), self._config.forks_at_once)) as pool:
+            begun = [pool.submit(self._sessions.services.start, child.sandbox, strict=True) for child in made]
+        return [sentence for one in begun for sentence in one.result()]
 
     def _start(self, child: _Child, *, resume: bool) -> None:
         """Start the child's program, if it has one that is to run. A changed child meets its past as one that is resumed:

@@ -18,6 +18,7 @@ from snapshotd.kernel import files
 from snapshotd.kernel.namespaces import as_seen_by
 from snapshotd.layers.store import LayerStore
 from snapshotd.layers.upper import dress
+from snapshotd.service import PLACE
 from snapshotd.trees.base import Entry
 from snapshotd.trees.stack_view import StackView
 from snapshotd.trees.view import View
@@ -31,13 +32,13 @@ PYTHON = "python3"
 def build(
     store: LayerStore, below: Stack, sandbox: SandboxRequest, agent: Path | None, directories: tuple[bytes, ...] = ()
 ) -> LayerID | None:
-    """A sealed layer with the copied workspace and agent file, and with `directories` of the root, or None if there is
-    nothing of that. The caller unpins it.
+    """A sealed layer with the copied workspace and agent file, the declarations of services, and `directories` of the
+    root, or None if there is nothing of that. The caller unpins it.
 
     UsageError or NotFound name the host path that cannot be taken; nothing is left behind.
     """
     outside = agent is not None and _inside(agent, sandbox) is None
-    if sandbox.workspace is None and not outside and not directories:
+    if sandbox.workspace is None and sandbox.services is None and not outside and not directories:
         return None
     with store.making() as layer:
         dress(store, layer, below)
@@ -50,15 +51,25 @@ def build(
             if agent is not None and outside:
                 with _directory(root, AGENT_DIR) as target:
                     _copy_agent(agent, target, sandbox.namespace_pid)
+            if sandbox.services is not None:
+                _write_services(root, sandbox.services)
         store.drop_work(layer)
     return layer
 
 
-def digest(store: LayerStore, below: Stack, layer: LayerID | None) -> str:
+def _write_services(root: int, text: str) -> None:
+    directory, name = os.path.split(PLACE)
+    with _directory(root, directory) as target:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(name, flags, 0o644, dir_fd=target), "wb") as file:
+            file.write(text.encode())
+
+
+def digest(store: LayerStore, below: Stack, layer: LayerID | None, services: str = "") -> str:
     """A digest of the files that a run begins with, over its image: equal for equal content, owners, permissions and
     attributes of the workspace, whatever its times, and the same layers with its dependencies. The program's own file
-    counts as part of the workspace alone. 64 hexadecimal characters. Cost: reads the workspace."""
-    found = hashlib.sha256(json.dumps(below.layers).encode())
+    counts as part of the workspace alone. `services`: their declarations. 64 hexadecimal characters. Cost: reads the workspace."""
+    found = hashlib.sha256(json.dumps([*below.layers, *filter(None, [services])]).encode())
     if layer is None:
         return found.hexdigest()
     fd = store.read_upper(layer)

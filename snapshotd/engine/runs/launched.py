@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
@@ -42,9 +43,11 @@ class Adoption:
         gate: Gate,
         store: KeyValueStore,
         gateways: Gateways,
+        start_services: Callable[[Sandbox], object],
     ) -> None:
-        """`listener` is told of every step."""
+        """`listener` is told of every step; `start_services` is called when a replay has brought a sandbox's last files."""
         self._context, self._listener, self._places = context, listener, places
+        self._start_services = start_services
         self._gate, self._store, self._gateways = gate, store, gateways
 
     def adopt(self, sandbox: Sandbox, calls: HandlerSlot, resumption: Resumption | None, keys: Keys | None) -> Journal:
@@ -58,6 +61,7 @@ class Adoption:
         journal = self._journal(sandbox, resumption, keys)
         calls.bind(AgentCalls(self._context, journal, self._store))
         self._gateways.open(sandbox, journal)
+        journal.replay.when_files_stay(partial(self._start_services, sandbox))
         journal.replay.begin()
         return journal
 

@@ -11,8 +11,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from snapshotd.api.mind import DecisionFields
+from snapshotd.api.record import UNSET
 from snapshotd.catalog.base import Catalog
-from snapshotd.engine.base import Decision
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind import idempotency
 from snapshotd.engine.mind.replay import Resumption, shown
@@ -39,7 +40,7 @@ class Resumes:
     def __init__(self, context: Context, sessions: Sessions) -> None:
         self._context, self._catalog, self._sessions = context, context.catalog, sessions
 
-    def resume(self, trajectory: Trajectory, decisions: Sequence[Decision]) -> Trajectory:
+    def resume(self, trajectory: Trajectory, decisions: Sequence[DecisionFields]) -> Trajectory:
         """See `RunService.resume`."""
         while True:
             with self._sessions.starting(
@@ -53,7 +54,7 @@ class Resumes:
                     return self._catalog.get_trajectory(trajectory.id)
             self._sessions.stop(trajectory, only=idle)  # it has no program: a person looked into it, or it was rewound
 
-    def _begin(self, trajectory: Trajectory, decisions: Sequence[Decision]) -> None:
+    def _begin(self, trajectory: Trajectory, decisions: Sequence[DecisionFields]) -> None:
         head = self._catalog.get_snapshot(trajectory.head)
         assert trajectory.agent is not None
         assert trajectory.began is not None
@@ -92,7 +93,7 @@ class Resumes:
                 f"the program of {name} has finished; rewind it first (`snapshotd rewind {name} ID`), or fork a snapshot of it"
             )
 
-    def _settle(self, trajectory: Trajectory, decisions: Sequence[Decision]) -> None:
+    def _settle(self, trajectory: Trajectory, decisions: Sequence[DecisionFields]) -> None:
         """Give every call that was cut off its outcome. Undecided, before anything is changed."""
         cut_off = [entry for entry in self._catalog.unbound(trajectory.id) if entry.status is None]
         decided = {_named(decision.call, cut_off, trajectory).id: decision for decision in decisions}
@@ -106,7 +107,7 @@ class Resumes:
             if decision is None or decision.action == "retry":
                 ended = Ended(entry.id, CallStatus.UNKNOWN, time.time_ns(), error="it was cut off and runs again")
             else:
-                result = decision.result if decision.action == "result" else None
+                result = None if decision.result is UNSET else decision.result
                 ended = Ended(entry.id, CallStatus.DONE, time.time_ns(), result, details={"decided": decision.action})
             self._catalog.end_entry(trajectory.id, ended)
 

@@ -76,6 +76,8 @@ class Program:
                 "image": image.name if image else trajectory.spec.image,
             }
         )
+        for sentence in sandbox.use.take_notices():
+            self._log.append({"event": "warning", "message": sentence})
 
     def attach(self, process: Process, log: EventLog) -> None:
         """It was started by an earlier daemon. SandboxFailed."""

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -27,6 +27,7 @@ from snapshotd.engine.runs.execution import Execution
 from snapshotd.engine.runs.launch import Launcher, alive
 from snapshotd.engine.runs.launched import Adoption, ThrowAways, renew_network
 from snapshotd.engine.runs.running_program import Program
+from snapshotd.engine.runs.services.starts import SandboxServices
 from snapshotd.engine.sandbox.attach import Survivor
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.places import Places
@@ -73,9 +74,11 @@ class Sessions:
         gateways: Gateways,
     ) -> None:
         self._context, self._launcher, self._background = context, launcher, background
-        self._adoption = Adoption(context, self._stepped, Places(context, cold.take), gate, store, gateways)
         self._execution = Execution(context, gateways)
         self.commands = Commands(context, self._execution, self._stepped, self.check_place)
+        self.services = SandboxServices(context, self.commands, self._stepped, self.starting)
+        own = (Places(context, cold.take), gate, store, gateways, self.services.start)
+        self._adoption = Adoption(context, self._stepped, *own)
         self._live: dict[TrajectoryID, _Live] = {}
         self._launched: list[Sandbox] = []
         self.throw_aways = ThrowAways(context, self.launch, self.discard)
@@ -127,8 +130,7 @@ class Sessions:
             self._live[sandbox.trajectory.id] = _Live(sandbox, journal)
 
     def go_on(self, survivors: Iterable[Survivor]) -> None:
-        """Go on with the sandboxes of an earlier daemon: their agents, which may be waiting for an answer, do not
-        notice."""
+        """Go on with the sandboxes of an earlier daemon, whose agents do not notice."""
         for survivor in survivors:
             try:
                 self._attach(survivor)
@@ -155,7 +157,8 @@ class Sessions:
         self._register(sandbox, journal)
         if program is not None:
             self._follow(sandbox, program)
-        self.commands.go_on(sandbox, survivor.commands)
+        self.commands.go_on(sandbox, survivor.commands, self.services.ended)
+        self.services.go_on(sandbox)
         calls.open.set()
         _log.info("going on with the run of %s", trajectory.id)
 
@@ -178,9 +181,9 @@ class Sessions:
         with self._lock:
             return self._starting.setdefault(trajectory, threading.Lock())
 
-    def running(self, trajectory: Trajectory, idle_timeout_s: float | None = None) -> Sandbox:
-        """The trajectory's sandbox, started from its head if it is not up (any more). `idle_timeout_s`: how long it may be
-        idle from now on, if not None. UsageError: it is a folder."""
+    def running(self, trajectory: Trajectory, idle_timeout_s: float | None = None, *, services: bool = True) -> Sandbox:
+        """The trajectory's sandbox, started from its head if it is not up (any more), by default with its services.
+        `idle_timeout_s`: how long it may idle from now on. UsageError: it is a folder; SandboxFailed, as `start`."""
         if trajectory.spec.runtime == FOLDER:
             raise UsageError(
                 f"{trajectory.name or short(trajectory.id)} is a folder of this machine, in which no sandbox runs: fork a snapshot of it"
@@ -191,29 +194,32 @@ class Sessions:
                 self.discard(sandbox)
                 sandbox = None
             if sandbox is None:
-                sandbox = self._start_from_head(trajectory)
+                sandbox = self._start_from_head(trajectory, services=services)
             if idle_timeout_s is not None:
                 sandbox.use.end_when_idle(idle_timeout_s)
             return sandbox
 
-    def _start_from_head(self, trajectory: Trajectory) -> Sandbox:
+    def _start_from_head(self, trajectory: Trajectory, *, services: bool) -> Sandbox:
         current = self._context.catalog.get_trajectory(trajectory.id)
         sandbox, calls = self.launch(current, self._context.catalog.get_snapshot(current.head))
         try:
             self._context.catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
             sandbox.use.end_when_idle(self._context.config.idle_timeout_s)
             self.adopt(sandbox, calls)
+            if services:
+                self.services.start(sandbox, strict=True)
         except BaseException:
             self.discard(sandbox)  # the disk may be full
+            self._context.catalog.set_status(trajectory.id, current.status)
             raise
         return sandbox
 
     @contextlib.contextmanager
     def started_for_change(self, trajectory: Trajectory) -> Iterator[Sandbox]:
         """As `running`, for a change that may be refused inside: a sandbox that was started for it ends then, and the
-        trajectory's status is what it was, unless a client has begun to use it."""
+        trajectory's status is what it was, unless a client has begun to use it. Its services come back behind that."""
         before, known = self._context.catalog.get_trajectory(trajectory.id).status, self.find(trajectory.id)
-        sandbox = self.running(trajectory)
+        sandbox = self.running(trajectory, services=False)
         try:
             yield sandbox
         except BaseException:
@@ -221,7 +227,9 @@ class Sessions:
                 with contextlib.suppress(Conflict):
                     self.stop(trajectory, only=sandbox)
                     self._context.catalog.set_status(trajectory.id, before)
+            self.services.revive(sandbox)
             raise
+        self.services.revive(sandbox)
 
     def stop(self, trajectory: Trajectory, *, keep: bool = True, only: Sandbox | None = None) -> None:
         """End a sandbox, with a last snapshot if something changed and `keep`. Commands of clients are cut off and
@@ -349,16 +357,21 @@ class Sessions:
         stopped all the same."""
         self.throw_aways.end(self._launcher.end)
         for sandbox in self.live():
-            try:
-                self.stop(sandbox.trajectory)
-            except Exception:  # noqa: BLE001 - a defect with one must not cost the others what they hold
-                _log.exception("what %s changed since its head is lost", sandbox.trajectory.id)
-                try:
-                    self._launcher.end(sandbox)
-                except Exception:  # noqa: BLE001 - as above
-                    _log.exception("the sandbox of %s is left behind", sandbox.trajectory.id)
+            _stop_or_end(sandbox, self.stop, self._launcher.end)
         self.throw_aways.wait_until_gone()
         self.commands.close()
+
+
+def _stop_or_end(sandbox: Sandbox, stop: Callable[[Trajectory], object], end: Callable[[Sandbox], object]) -> None:
+    """Errors are logged: a defect with one sandbox must not cost the others what they hold."""
+    try:
+        stop(sandbox.trajectory)
+    except Exception:  # noqa: BLE001 - see above
+        _log.exception("what %s changed since its head is lost", sandbox.trajectory.id)
+        try:
+            end(sandbox)
+        except Exception:  # noqa: BLE001 - see above
+            _log.exception("the sandbox of %s is left behind", sandbox.trajectory.id)
 
 
 def _take_last(catalog: Catalog, sandbox: Sandbox, listener: StepListener) -> None:

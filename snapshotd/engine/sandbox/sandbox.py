@@ -58,6 +58,12 @@ class ClientCommand:
     """It took longer than its caller allows, and was ended (engine/sandbox/timeout.py)."""
     alone: bool = True
     """No other command ran beside it so far; if it has a timeout, no process but init was alive when it began."""
+    service: str = ""
+    """The service that it is (engine/runs/services/starts.py); "" for a command that is none."""
+    ready: bool = False
+    """The service is ready."""
+    failure: str | None = None
+    """Why the service was ended."""
 
 
 class SandboxUse:
@@ -67,6 +73,12 @@ class SandboxUse:
         self.lock = threading.RLock()
         self.commands: list[ClientCommand] = []
         """Clients' commands that run, or that have ended and are not committed yet."""
+        self.services: list[ClientCommand] = []
+        """Services that run. They are no use of the sandbox: it may idle, and be given another root, which they do not
+        outlive."""
+        self.starting_services = threading.Lock()
+        """Held while services are started, so that each is started once."""
+        self._notices: list[str] = []
         self.agent_running = agent_running
         self.idle_timeout_s = 0.0
         """After so long without anything happening the sandbox ends (engine/sandbox/idle.py). 0: never."""
@@ -88,13 +100,19 @@ class SandboxUse:
         """The trajectory's program runs from now on, until the sandbox ends."""
         self.agent_running = True
 
+    @property
+    def ending(self) -> bool:
+        """The sandbox is about to end, or has ended."""
+        return self._ending or self.closed
+
     @contextlib.contextmanager
-    def command(self, *, background: bool = False) -> Iterator[ClientCommand]:
-        """Inside, the sandbox belongs to a command that a client runs. Several may do so at once. Conflict: the sandbox
-        is about to end; LimitExceeded: too many run in the background."""
-        command = ClientCommand(background=background)
+    def command(self, *, background: bool = False, service: str = "") -> Iterator[ClientCommand]:
+        """Inside, the sandbox belongs to a command that a client runs; a `service` runs in it without owning it. Several
+        may do so at once. Conflict: the sandbox is about to end; LimitExceeded: too many run in the background."""
+        command = ClientCommand(background=background, service=service)
+        running = self.services if service else self.commands
         with self.lock:
-            if background and sum(one.background for one in self.commands) >= BACKGROUND_MAX:
+            if background and not service and sum(one.background for one in self.commands) >= BACKGROUND_MAX:
                 raise LimitExceeded(
                     f"{BACKGROUND_MAX} commands run in the background of {short(self._trajectory)} already: end one of them "
                     f"(`snapshotd kill`), or run this one in another sandbox"
@@ -103,15 +121,15 @@ class SandboxUse:
                 raise Conflict(
                     f"the sandbox of {short(self._trajectory)} is just ending, so no command begins in it; try again"
                 )
-            command.alone = not self.commands
+            command.alone = not self.commands and not self.services
             for other in self.commands:
                 other.alone = False
-            self.commands.append(command)
+            running.append(command)
         try:
             yield command
         finally:
             with self.lock:
-                self.commands.remove(command)
+                running.remove(command)
                 self._changing.notify_all()
 
     def cut_off(self) -> None:
@@ -119,16 +137,40 @@ class SandboxUse:
         recorded, or after a limit, because a client that does not take its output holds its command up. Caller holds
         `lock`; other threads take it in between."""
         self._ending = True
-        for command in self.commands:
+        self._changing.notify_all()
+        for command in (*self.commands, *self.services):
             command.cut_off = True
             if command.process is not None:
                 command.process.kill()
         self.wait_for_commands(CUT_OFF_DEADLINE_S)
+        self.wait_for_services(CUT_OFF_DEADLINE_S)
 
     def wait_for_commands(self, timeout_s: float | None = None) -> None:
         """Return when it belongs to none, or is closed, or after this time. Caller holds `lock`, which others have
         meanwhile."""
         self._changing.wait_for(lambda: not self.commands or self.closed, timeout_s)
+
+    def wait_for_services(self, timeout_s: float, service: ClientCommand | None = None) -> None:
+        """The same for its services, or for one."""
+
+        def are_gone() -> bool:
+            return self.closed or (not self.services if service is None else service not in self.services)
+
+        self._changing.wait_for(are_gone, timeout_s)
+
+    def wait_for_end(self, timeout_s: float) -> bool:
+        """True once the sandbox is about to end; False after this time."""
+        with self.lock:
+            return self._changing.wait_for(lambda: self.ending, timeout_s)
+
+    def tell(self, sentences: Iterable[str]) -> None:
+        """Have the next one who uses the sandbox told."""
+        self._notices.extend(sentences)
+
+    def take_notices(self) -> list[str]:
+        """The sentences that nobody has been told yet."""
+        told, self._notices = self._notices, []
+        return told
 
     def carry_on(self) -> None:
         """The sandbox does not end after all: commands may begin again."""

@@ -41,10 +41,27 @@ def end_background(sandbox: Sandbox) -> None:
     """The sandbox is about to get another past, which its background commands do not outlive: they are killed with all
     that they started. Returns as `SandboxUse.cut_off`. Nothing happens while other commands run. Caller holds the
     sandbox's lock, which others have meanwhile."""
-    if not all(command.background for command in sandbox.use.commands):
-        return
-    for command in sandbox.use.commands:
+    if all(command.background for command in sandbox.use.commands):
+        _end(sandbox, sandbox.use.commands)
+        sandbox.use.wait_for_commands(CUT_OFF_DEADLINE_S)
+
+
+def end_services(sandbox: Sandbox) -> None:
+    """The same for its services, which leave no snapshot."""
+    if not sandbox.use.commands:
+        _end(sandbox, sandbox.use.services)
+        sandbox.use.wait_for_services(CUT_OFF_DEADLINE_S)
+
+
+def end_service(sandbox: Sandbox, service: ClientCommand) -> None:
+    """End one service with all that it started. Returns as `SandboxUse.cut_off`. Caller holds the sandbox's lock, which
+    others have meanwhile."""
+    _end(sandbox, [service])
+    sandbox.use.wait_for_services(CUT_OFF_DEADLINE_S, service)
+
+
+def _end(sandbox: Sandbox, commands: Iterable[ClientCommand]) -> None:
+    for command in commands:
         command.cut_off = True
         if command.process is not None:
             wait_until_gone(_send(sandbox, command, command.process, signal.SIGKILL))
-    sandbox.use.wait_for_commands(CUT_OFF_DEADLINE_S)

@@ -6,6 +6,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
+from snapshotd.api.approvals import AskRequest
+from snapshotd.api.wire import check_ref
 from snapshotd.engine.base import ApprovalView
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.approval.records import ApprovalRecords
@@ -20,30 +22,20 @@ class ApprovalService:
     def __init__(self, context: Context, approvals: ApprovalRecords) -> None:
         self._context, self._catalog, self._approvals = context, context.catalog, approvals
 
-    def ask(
-        self,
-        ref: str,
-        call: str,
-        tool: str,
-        arguments: Any,
-        *,
-        side_effect: SideEffect = SideEffect.LOCAL,
-        question: str | None = None,
-        expires_s: float | None = None,
-    ) -> Approval | None:
+    def ask(self, request: AskRequest) -> Approval | None:
         """Ask a person about a call of a program outside of the sandbox, named `call` by it. Returns at once, and again with
         the same call what has been decided by now. Without a question the policy decides; None: it lets the call run.
 
         The approval is bound to the call's name and arguments, not to files: the program that asked sees to those.
         Denied: the policy does not let it run; Conflict: another call has the name; UsageError: the name is malformed."""
         return self._approvals.ask(
-            self._catalog.resolve_trajectory(ref),
-            CallID(call),
-            tool,
-            arguments,
-            side_effect,
-            question=question,
-            expires_s=expires_s,
+            self._catalog.resolve_trajectory(check_ref(request.trajectory, "trajectory")),
+            CallID(request.call),
+            request.tool,
+            request.arguments,
+            SideEffect(request.side_effect),
+            question=request.question,
+            expires_s=request.expires_s,
         )
 
     def list(self, status: ApprovalStatus | None = None) -> list[Approval]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from snapshotd.api.wire import check_ref
 from snapshotd.engine.base import (
     ITSELF,
     EditRequest,
@@ -54,7 +55,7 @@ class BranchingService:
         forget: Callable[[TrajectoryID], None],
     ) -> None:
         """`listener` is told of every step; `forget`: as in `Editing`."""
-        self._context, self._catalog = context, context.catalog
+        self._context, self._catalog, self._sessions = context, context.catalog, sessions
         self._folder_rewinds, self._forks, self._resumes = folder_rewinds, forks, resumes
         self._effects = Effects(context, sessions, gate, listener)
         self._rewinding = Rewinding(context, sessions, cold, self._effects, listener)
@@ -111,10 +112,11 @@ class BranchingService:
         session: str | None = None,
         opener: Opener = ITSELF,
     ) -> Snapshot:
-        """Go back to snapshot `to`, in place: the rewind is recorded as a new snapshot, nothing is destroyed, and
-        `undo` takes it back. Commands in the background are ended, as `interrupted`; changes since the head are captured
-        first. With `compensate` the registered compensations
-        of the irreversible calls that are left behind run before the rewind, newest first, each at most once. Conflict
+        """Go back to an older snapshot, in place; recorded as a new snapshot, and `undo` takes it back.
+
+        Nothing is destroyed. Commands in the background are ended, as `interrupted`; changes since the head are captured
+        first. With `compensate` the registered compensations of the irreversible calls that are left behind run before the
+        rewind, newest first, each at most once. Conflict
         while a process other than init lives in the sandbox, or `to` is not of this trajectory's history;
         SandboxFailed: a compensation failed (what ran stays recorded, nothing was rewound).
 
@@ -124,6 +126,7 @@ class BranchingService:
         files since; NotFound: it has changed none; UsageError: the trajectory is no folder's. `opener`: who opens that
         folder. NotFound: there is none at its path; Conflict: another one is there; Unsupported: the opener cannot be
         seen."""
+        check_ref(to)
         trajectory = self._trajectory(ref)
         is_folder = _is_folder(trajectory, session)
         with self._context.pins.pinned(self._snapshot(to).id) as target:
@@ -150,8 +153,10 @@ class BranchingService:
             return self._rewinding.preview(trajectory, target, mode, max_files)
 
     def undo(self, ref: str, *, opener: Opener = ITSELF) -> Snapshot:
-        """Take the last rewind (or promotion, or undo) of a trajectory back, files and mind, in place; recorded as a new snapshot.
-        Conflict: its head is no rewind (steps were taken since), or as `rewind`."""
+        """Take the last rewind (or undo) back.
+
+        A promotion, too; files and mind, in place; recorded as a new snapshot. Conflict: its head is no rewind (steps were
+        taken since), or as `rewind`."""
         trajectory = self._trajectory(ref)
         if _is_folder(trajectory):
             return self._folder_rewinds.undo(trajectory, opener)
@@ -160,12 +165,14 @@ class BranchingService:
     def promote(
         self, ref: str, *, into: str | None = None, leave_behind: bool = False, compensate: bool = False
     ) -> Snapshot:
-        """Make a fork's head the head of the trajectory that it was forked from (`into`: of one further up), files and
-        mind, in place; recorded as a new snapshot of that trajectory, and `undo` takes it back. Its program, arguments
-        and environment stay its own; the fork stays as it is. Conflict: it is no fork of it, or took no step; something
-        runs in either sandbox; the trajectory took steps since the fork, unless `leave_behind` or `compensate`, which
-        runs compensations first, as `rewind` does. LimitExceeded: the mind is too large to be copied."""
-        target = None if into is None else self._trajectory(into)
+        """Make a fork's head the head of the trajectory that it was forked from, in place; recorded there as a new snapshot,
+        and `undo` takes it back.
+
+        `into`: of one further up. Files and mind go over; program, arguments and environment stay that one's own, and the
+        fork stays as it is. Conflict: it is no fork of it, or took no step; something runs in either sandbox; the
+        trajectory took steps since the fork, unless `leave_behind` or `compensate`, which runs compensations first, as
+        `rewind` does. LimitExceeded: the mind is too large to be copied."""
+        target = None if into is None else self._trajectory(check_ref(into, "trajectory"))
         return self._promotion.promote(self._trajectory(ref), target, leave_behind=leave_behind, compensate=compensate)
 
     def merge(self, ref: str, request: MergeRequest) -> Merged:
@@ -186,12 +193,17 @@ class BranchingService:
             if resume:
                 self._check_program(self._catalog.get_trajectory(source.trajectory))
             edited = self._editing.edit(source, request, name)
-        return self._resumes.resume(edited, ()) if resume else edited
+        if resume:
+            return self._resumes.resume(edited, ())
+        if (sandbox := self._sessions.find(edited.id)) is not None:
+            self._sessions.services.revive(sandbox)
+        return edited
 
     def retry(self, ref: str, task: str, *, compensate: bool = True, resume: bool = True) -> Snapshot:
-        """Go back to before a task began (files and mind), compensate what it did, and with `resume` let the program go
-        on from there. Tasks that completed after it and do not depend on it stay completed, with their files. NotFound:
-        no such task."""
+        """Go back to before a task began, compensate its irreversible calls, and let the program go on from there.
+
+        Files and mind go back; without `resume` no program goes on. Tasks that completed after it and do not depend on it
+        stay completed, with their files. NotFound: no such task."""
         trajectory = self._trajectory(ref)
         if resume:
             self._check_program(trajectory)
@@ -207,14 +219,16 @@ class BranchingService:
             )
 
     def effects(self, ref: str) -> list[Effect]:
-        """The irreversible calls of a trajectory that its present history does not hold: left behind by rewinds. Newest
-        first."""
+        """The irreversible calls that its present history does not hold: left behind by rewinds. Newest first."""
         return self._effects.left_behind(self._trajectory(ref))
 
     def compensate(self, ref: str, calls: tuple[str, ...]) -> list[Effect]:
-        """Run the compensations of calls that were left behind (all, if none is named), newest first, each at most
-        once."""
-        return self._effects.compensate(self._trajectory(ref), calls)
+        """Run the compensations of calls that were left behind, newest first, each at most once. It goes on when the client
+        goes away.
+
+        All, if none is named."""
+        named = tuple(check_ref(call, "call") for call in calls)
+        return self._effects.compensate(self._trajectory(ref), named)
 
     def _trajectory(self, ref: str) -> Trajectory:
         return self._catalog.resolve_trajectory(ref)

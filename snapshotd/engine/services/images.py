@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from snapshotd.engine.base import ProgressSink
 from snapshotd.engine.context import Context
-from snapshotd.types import NO_ISOLATION, Image
+from snapshotd.types import NO_ISOLATION, Image, Limits
 
 
 class ImageService:
@@ -16,10 +16,13 @@ class ImageService:
     def list(self) -> list[Image]:
         return self._context.images.list()
 
-    def ensure(self, name: str, progress: ProgressSink) -> Image:
-        """The image that a sandbox of this image name would start from, made first if need be. NotFound."""
-        if self._context.runtime("auto").name == NO_ISOLATION:
+    def ensure(self, name: str, progress: ProgressSink, limits: Limits) -> Image:
+        """The image that a sandbox of this image name would start from, made first if need be. NotFound. Unsupported:
+        nothing can keep the sandbox to its limits."""
+        runtime = self._context.runtime("auto")
+        if runtime.name == NO_ISOLATION:
             return self._context.images.empty((), "/workspace")
+        runtime.check_limits(limits)
         return self._context.images.ensure(name, progress)
 
     def build(self, recipe: str, name: str | None, progress: ProgressSink) -> Image:

@@ -36,10 +36,10 @@ class MindService:
         return (with_result(self._context, entry) for entry in found)
 
     def state(self, ref: str) -> dict[str, Any]:
-        """The agent's own JSON state as it was saved with a snapshot."""
+        """The agent's own JSON state as it was saved with the snapshot."""
         values: dict[str, Any] = self._catalog.state(self._catalog.resolve_snapshot(ref).id).get("values", {})
         return values
 
     def tasks(self, ref: str) -> list[Task]:
-        """The subtasks as they were at a snapshot, in the order in which they were declared."""
+        """The subtasks as they were at the snapshot, in the order in which they were declared."""
         return tasks.listed(self._catalog.state(self._catalog.resolve_snapshot(ref).id))

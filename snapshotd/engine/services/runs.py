@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Literal
 
 from snapshotd.api.commands import BackgroundRequest, CommandFields, ExecRequest
-from snapshotd.api.trajectories import NetworkInfo, NetworkRequest
+from snapshotd.api.mind import DecisionFields
+from snapshotd.api.trajectories import NetworkInfo
 from snapshotd.engine.base import (
     CommandInfo,
     Connection,
-    Decision,
     Event,
     ExecResult,
     OutputSink,
@@ -30,10 +30,11 @@ from snapshotd.engine.runs.launched import renew_network
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions, check_not_running
 from snapshotd.engine.sandbox.background import Background
+from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.storing import reserve
 from snapshotd.engine.storing.archive_queue import Archive
 from snapshotd.engine.storing.evict import Disposal
-from snapshotd.errors import Conflict, UsageError
+from snapshotd.errors import Conflict, SandboxFailed, UsageError
 from snapshotd.network import HostRules, Network
 from snapshotd.types import NO_ISOLATION, ExperimentID, Snapshot, Trajectory, TrajectoryID, short
 
@@ -60,6 +61,7 @@ class RunService:
         sandbox.use.end_when_idle(request.idle_timeout_s)
         try:
             self._sessions.adopt(sandbox, calls)
+            self._start_services(sandbox)
         except BaseException:
             self._sessions.discard(sandbox)
             self._disposal.forget(trajectory.id)
@@ -82,6 +84,7 @@ class RunService:
         )
         try:
             self._sessions.adopt(sandbox, calls)
+            self._start_services(sandbox)
             assert trajectory.agent is not None
             self._sessions.start_agent(sandbox, trajectory.agent, first=snapshot)
         except BaseException:
@@ -90,7 +93,14 @@ class RunService:
             raise
         return trajectory
 
+    def _start_services(self, sandbox: Sandbox) -> None:
+        """SandboxFailed: one of the services that a new sandbox declares does not get ready."""
+        failures = self._sessions.services.start(sandbox)
+        if failures:
+            raise SandboxFailed(f"the sandbox is not made: {failures[0]}")
+
     def sandboxes(self) -> list[SandboxInfo]:
+        """The live sandboxes."""
         return [
             SandboxInfo(
                 self._catalog.get_trajectory(s.trajectory.id),
@@ -141,49 +151,71 @@ class RunService:
             owner = self._catalog.get_trajectory(source.trajectory)
             trajectory, _ = throw_away(self._context.sandbox_spec(owner.spec), source.stack, env=owner.env)
             trajectory = replace(trajectory, head=source.id, forked_from=source.id)  # it may see its ancestors' secrets
-            with self._sessions.throw_aways.start(trajectory, source) as sandbox:
+            throw_aways, services = self._sessions.throw_aways, self._sessions.services
+            with throw_aways.start(trajectory, source) as sandbox, services.beside(sandbox):
                 return self._sessions.commands.exec(sandbox, request, sink=sink, record=False, caller=caller)
 
     def exec_in_background(self, ref: str, request: BackgroundRequest) -> CommandInfo:
         """Start a command as `exec` does and return at once. Steps go on beside it; its own snapshot is taken when it
         ends. It needs no client, and goes on at the next daemon. `stop`, a rewind and the end of its sandbox's program
         end it as `interrupted`. LimitExceeded: too many run in the sandbox. With `stdin` its standard input is what
-        `write_command` writes, otherwise empty."""
+        `write_command` writes, otherwise empty. With `service` it is declared to be one: see `SandboxServices.declare`."""
         sandbox = self._sessions.running(self._trajectory(ref), request.idle_timeout_s)
+        if request.service is not None:
+            self._sessions.check_place(sandbox)
+            return self._sessions.services.declare(sandbox, request)
         return self._sessions.commands.begin(sandbox, request)
 
+    def remove_service(self, ref: str, name: str) -> Snapshot:
+        """End a service, and take its declaration away, in one step: the new snapshot is the first without it. The sandbox is
+        started for that if it does not run. NotFound: the sandbox's files declare no service of that name."""
+        trajectory = self._trajectory(ref)
+        sandbox = self._sessions.running(trajectory, services=False)
+        try:
+            self._sessions.check_place(sandbox)
+            return self._sessions.services.remove(sandbox, name)
+        finally:
+            self._sessions.services.revive(sandbox)
+
     def commands(self, ref: str) -> list[CommandInfo]:
-        """A trajectory's commands that run, also those in the foreground whose client has gone away, and the newest
-        background commands that have ended."""
-        return self._sessions.commands.all_of(self._trajectory(ref).id)
+        """Its background commands: those that run, and the newest of those that have ended, oldest first.
+
+        Also those that run in the foreground and whose client has gone away."""
+        return self._sessions.commands.known.all_of(self._trajectory(ref).id)
 
     def command(self, ref: str, command: str) -> CommandInfo:
-        """One of them, by a unique prefix of its id. NotFound, Ambiguous; so do all that take `command`."""
-        return self._sessions.commands.find(self._trajectory(ref), command)
+        """A command of a trajectory, by a unique prefix of its id.
+
+        NotFound, Ambiguous; so do all that take `command`."""
+        return self._sessions.commands.known.find(self._trajectory(ref), command)
 
     def command_events(self, ref: str, command: str, *, follow: bool) -> Iterator[Event]:
         """The events of a command from its beginning: `started`, `output`, `finished` (with `status`, `exit_code`,
         `snapshot`). With `follow`, waits for more until `finished`. UsageError: it runs in the foreground, so its client
         has its input and output; `write_command` alike."""
-        return self._sessions.commands.events(self._trajectory(ref), command, follow=follow)
+        return self._sessions.commands.known.events(self._trajectory(ref), command, follow=follow)
 
-    def signal_command(self, ref: str, command: str, number: int) -> CommandInfo:
-        """Send a signal to a command's process group; SIGKILL, to all that it started. Conflict: it has ended."""
-        return self._sessions.commands.signal(self._trajectory(ref), command, number)
+    def signal_command(self, ref: str, command: str, signal: int) -> CommandInfo:
+        """Send a signal to a command's process group; the one that kills, to all that it started.
+
+        Conflict: it has ended."""
+        return self._sessions.commands.known.signal(self._trajectory(ref), command, signal)
 
     def write_command(self, ref: str, command: str, data: bytes, *, end: bool) -> int:
         """Write to a command's standard input, and with `end` close it behind the data. Returns the number of bytes that
         the command took within some seconds; its input is closed only if that is all. UsageError: it has no input;
         Conflict: it has ended, or its input has."""
-        return self._sessions.commands.write(self._trajectory(ref), command, data, end=end)
+        return self._sessions.commands.known.write(self._trajectory(ref), command, data, end=end)
 
     def take_snapshot(self, ref: str, *, name: str | None = None, if_changed: bool = False) -> Snapshot:
-        """Take a snapshot of a running sandbox as it is now, with `name` as its tag: a marker `snapshot` without a call. Processes
-        in it run on. In the middle of tool calls of its program it names them (`during`); a program that is resumed from
-        there makes such a call again on the files from before the call. With `if_changed`, no snapshot is taken if no file
-        was written since the head, which is then the answer; where something was alive at the head, one may be taken all
-        the same. Conflict: the trajectory does not run, its program is being replayed, or the name is taken; UsageError:
-        `name` and `if_changed` exclude each other."""
+        """Take a snapshot of a running sandbox as it is now. Processes in it run on. `Conflict`: it does not run, its
+        program is being replayed, or the name is taken.
+
+        `name` is its tag. It is a marker `snapshot` without a call. In the middle of tool calls of its program it names
+        them (`during`); a program that is resumed from there makes such a call again on the files from before the call.
+        With `if_changed`, no snapshot is taken if no file was written since the head, which is then the answer; where
+        something was alive at the head, one may be taken all the same. UsageError: `name` and `if_changed` exclude each
+        other."""
         trajectory = self._catalog.resolve_trajectory(ref)
         taken = snapshot_now.take_snapshot(
             self._context, self._sessions, self._background.submit, trajectory, name, if_changed=if_changed
@@ -199,7 +231,9 @@ class RunService:
         refused = () if sandbox is None else sandbox.refused
         return NetworkInfo(trajectory.id, str(network), network.rules, refused)
 
-    def change_network(self, ref: str, change: NetworkRequest) -> NetworkInfo:
+    def change_network(
+        self, ref: str, *, allow: tuple[str, ...] = (), deny: tuple[str, ...] = (), only: tuple[str, ...] | None = None
+    ) -> NetworkInfo:
         """Change the hosts that a trajectory's sandboxes reach: one that runs from now on, and those of later starts and
         forks. Connections that are not allowed any more are cut. Conflict: its network is not one of rules; UsageError,
         LimitExceeded: a rule is malformed, or there are too many; SandboxFailed: they are recorded, and not in force in
@@ -212,7 +246,7 @@ class RunService:
                     f"the network of {found.name or short(found.id)} is {before}, which has no rules for hosts: make a sandbox with "
                     "one, or fork this one, with the network allow:HOST"
                 )
-            rules = HostRules(before.rules if change.only is None else change.only).changed(change.allow, change.deny)
+            rules = HostRules(before.rules if only is None else only).changed(allow, deny)
             self._catalog.set_network(found.id, Network.allowing(rules.texts))
             mine = [one for one in self._sessions.launched() if one.trajectory.id == found.id]
             renew_network(self._catalog, mine, lambda _: None)
@@ -226,7 +260,7 @@ class RunService:
         trajectory = self._catalog.resolve_trajectory(ref)
         return ports.connect(self._sessions.find(trajectory.id), trajectory, port, ended)
 
-    def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:
+    def resume(self, ref: str, *, decisions: tuple[DecisionFields, ...] = ()) -> Trajectory:
         """Go on with a trajectory whose program is not running: start it again from the top, replay the journal up to
         the head, and let it run on. Returns when it is started; `events` follows it. Conflict: it runs, or has
         finished; UsageError: it has no program; Undecided: the outcome of irreversible calls is unknown and `decisions`
@@ -234,18 +268,20 @@ class RunService:
         return self._resumes.resume(self._catalog.resolve_trajectory(ref), decisions)
 
     def stop(self, ref: str, *, discard: bool = False) -> Trajectory:
-        """Cut off the commands that `exec` runs in it, take a last snapshot if anything changed, and end the sandbox.
-        Not an error when it is not running. With `discard` there is no last snapshot, and what changed since the head is
-        lost. OutOfSpace: there is no room for the snapshot; the sandbox goes on."""
+        """Take a last snapshot if anything changed and end the sandbox. `discard`: without one.
+
+        Commands that `exec` runs in it are cut off. Not an error when it is not running. OutOfSpace: there is no room for
+        the snapshot; the sandbox goes on."""
         trajectory = self._catalog.resolve_trajectory(ref)
         if discard:
             reserve.adjust(self._context.state_dir)
         self._sessions.stop(trajectory, keep=not discard)
         return self._catalog.get_trajectory(trajectory.id)
 
-    def remove(self, ref: str, *, force: bool) -> None:
-        """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks;
-        UsageError: `ref` is a tag or a snapshot."""
+    def remove(self, ref: str, *, force: bool = False) -> None:
+        """Forget a trajectory and free what only it used. A tag or a snapshot is refused: it names one of them, not all.
+
+        Conflict when it runs (unless `force`) or has forks; UsageError: `ref` is a tag or a snapshot."""
         trajectory = self._catalog.resolve_trajectory(ref)
         self._check_whole(ref, trajectory)
         if not force:

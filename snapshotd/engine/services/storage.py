@@ -36,6 +36,7 @@ class StorageService:
         self._background, self._browse, self._replies = background, browse, replies
 
     def usage(self) -> UsageInfo:
+        """Disk use."""
         return self._upkeep.usage(evict.budget_bytes(self._context))
 
     def policy(self, ref: str | None) -> Policy:

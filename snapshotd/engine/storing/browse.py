@@ -9,9 +9,10 @@ import threading
 from pathlib import Path
 
 from snapshotd.engine.context import Context
+from snapshotd.engine.storing.look import check_host_folder
 from snapshotd.errors import Conflict, NotFound, Unsupported, UsageError
 from snapshotd.fuse.child import MountProcess, detach_dead
-from snapshotd.kernel import namespaces
+from snapshotd.kernel import files, namespaces
 
 _log = logging.getLogger(__name__)
 _Place = tuple[tuple[int, int], Path]
@@ -40,8 +41,9 @@ class Browse:
                 raise Conflict(f"snapshots are mounted on {str(directory)!r} already; `snapshotd umount` ends it")
             self._end(key)
             try:
-                with os.scandir(seen) as entries:
-                    if next(entries, None) is not None:
+                with files.closing_fd(os.open(seen, files.DIR_FLAGS & ~os.O_NOFOLLOW)) as fd:
+                    check_host_folder(self._context, fd, directory)
+                    if not files.is_empty_dir(fd):
                         raise UsageError(f"mount point {str(directory)!r} is not empty; name an empty directory")
             except OSError as exc:
                 raise UsageError(

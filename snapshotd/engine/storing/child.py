@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from snapshotd.errors import BY_CODE, NO_ROOM, InternalError, OutOfSpace, SnapshotdError
+from snapshotd.errors import NO_ROOM, InternalError, OutOfSpace, SnapshotdError, error_of
 from snapshotd.kernel import memory, processes
 
 _log = logging.getLogger(__name__)
@@ -68,9 +68,9 @@ class EngineChild:
                     f"the worker process ended while it was asked to {request['op']}; the daemon's log says why"
                 )
         if "error" in answer:
-            if "traceback" in answer["error"]:
-                _log.error("worker process: %s\n%s", answer["error"]["message"], answer["error"]["traceback"])
-            raise BY_CODE.get(answer["error"]["code"], InternalError)(answer["error"]["message"])
+            if "traceback" in answer:
+                _log.error("worker process: %s\n%s", answer["error"]["message"], answer["traceback"])
+            raise error_of(answer)
         return answer
 
     @property
@@ -173,11 +173,13 @@ def serve(handler: Serve) -> None:
         try:
             answer(handler(json.loads(line), lambda text: answer({"progress": text})))
         except SnapshotdError as exc:
-            answer({"error": {"code": exc.code, "message": exc.message}})
+            answer(exc.as_json())
         except OSError as exc:
-            code = OutOfSpace.__name__ if exc.errno in NO_ROOM else InternalError.__name__
-            answer({"error": {"code": code, "message": f"the worker process cannot go on: {exc}"}})
+            kind = OutOfSpace if exc.errno in NO_ROOM else InternalError
+            answer(kind(f"the worker process cannot go on: {exc}").as_json())
         except Exception as exc:  # noqa: BLE001 - the top of a request: the daemon's log shall say why this process ends
-            message = f"a defect of snapshotd ({type(exc).__name__}) ended the worker process; the daemon's log has the traceback"
-            answer({"error": {"code": InternalError.__name__, "message": message, "traceback": traceback.format_exc()}})
-            sys.exit(InternalError.exit_code)
+            defect = InternalError(
+                f"a defect of snapshotd ({type(exc).__name__}) ended the worker process; the daemon's log has the traceback"
+            )
+            answer({**defect.as_json(), "traceback": traceback.format_exc()})
+            sys.exit(defect.exit_code)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from snapshotd.engine.context import Context
 from snapshotd.engine.storing.cold import gone
-from snapshotd.errors import NotFound, UsageError
+from snapshotd.errors import NO_ROOM, NotFound, UsageError
 from snapshotd.kernel import files, turns
 from snapshotd.kernel.namespaces import as_seen_by
 from snapshotd.kernel.rootless import owner_outside
@@ -163,6 +164,8 @@ def pieces(fd: int) -> Iterator[bytes]:
 
 ColdRestore = Callable[[TreeID, bytes, Path], RestoreReport]
 """Writes a directory of a stored tree into an empty directory of the host, in a process of its own."""
+_STAGING_NAME_BYTES = 200
+"""The part of the target's name that the directory beside it has in its own, which is longer, and must fit 255 bytes."""
 
 
 def restore(context: Context, ref: str, to: Path, path: bytes, namespace_pid: int, cold: ColdRestore) -> RestoreReport:
@@ -171,71 +174,98 @@ def restore(context: Context, ref: str, to: Path, path: bytes, namespace_pid: in
 
     A stored snapshot is read from the repository, which verifies every byte, although its layers may be at hand.
 
-    UsageError when `to` exists and is not an empty directory, or its parent is missing.
+    UsageError when `to` exists and is not an empty directory, or lies where no directory can be made, or in the daemon's
+    own directories.
     """
     snapshot = context.catalog.resolve_snapshot(ref)
     relative = path.strip(b"/")
-    if not to.is_absolute():
-        raise UsageError(f"restore target {str(to)!r} must be an absolute path")
+    if not to.is_absolute() or to.name in ("", ".."):
+        raise UsageError(f"restore target {str(to)!r} must be an absolute path that ends with the name of a directory")
     try:
         parent = as_seen_by(namespace_pid, lambda: os.open(to.parent, files.DIR_FLAGS & ~os.O_NOFOLLOW))
     except OSError as exc:
         raise UsageError(
             f"cannot restore to {str(to)!r}: its parent directory cannot be opened ({exc.strerror}); make it first"
         ) from exc
-    staging = f".{to.name}.snapshotd-{snapshot.id[:8]}"
-    try:
+    with files.closing_fd(parent):
+        check_host_folder(context, parent, to)
         is_there = _check_empty(parent, to)
         with open_view(context, snapshot) if snapshot.tree is None else _stored(context, snapshot) as view:
-            try:
-                entry = view.lstat(relative)
-            except (FileNotFoundError, NotADirectoryError) as exc:
-                raise NotFound(
-                    f"{'/' + os.fsdecode(relative)!r} does not exist in snapshot {short(snapshot.id)}"
-                ) from exc
-            if entry.kind is not Kind.DIRECTORY:
-                shown = "/" + os.fsdecode(relative)
-                raise UsageError(
-                    f"{shown!r} is a {entry.kind}; restore takes directories, use `snapshotd cat` for files"
-                )
-            files.remove_tree(parent, staging)
-            os.mkdir(staging, 0o700, dir_fd=parent)
+            _check_directory(view, relative, f"snapshot {short(snapshot.id)}")
+            staging = b".%b.snapshotd-%b" % (os.fsencode(to.name)[:_STAGING_NAME_BYTES], snapshot.id[:8].encode())
+            with _making(to):
+                files.remove_tree(parent, staging)
+                os.mkdir(staging, 0o700, dir_fd=parent)
             try:
                 report = _fill(view, relative, parent, staging, cold)
-                if is_there:
-                    os.rmdir(to.name, dir_fd=parent)
-                files.rename_no_replace(parent, os.fsencode(staging), parent, os.fsencode(to.name))
+                with _making(to):
+                    if is_there:
+                        os.rmdir(to.name, dir_fd=parent)
+                    files.rename_no_replace(parent, staging, parent, os.fsencode(to.name))
             except BaseException:
                 files.remove_tree(parent, staging)
                 raise
-    finally:
-        os.close(parent)
     return report
 
 
+def check_host_folder(context: Context, directory: int, shown: Path) -> None:
+    """UsageError: the directory, which was opened for a user by the path `shown`, is one of the daemon's own or lies in
+    one. A directory that a user makes there could damage the daemon."""
+    above = files.list_ancestors(directory)
+    for place in (context.state_dir, context.run_dir, context.share_dir):
+        if files.identity_of(os.stat(place)) in above:
+            raise UsageError(
+                f"{str(shown)!r} lies in {place}, where the daemon keeps its own files; name another place"
+            )
+
+
+@contextmanager
+def _making(to: Path) -> Iterator[None]:
+    """UsageError where nothing can be made, or replaced, at the target. A disk that is full or broken is another
+    matter."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in (*NO_ROOM, errno.EIO):
+            raise
+        raise UsageError(
+            f"cannot restore to {str(to)!r}: no directory can be made there ({exc.strerror}); name one in another place"
+        ) from exc
+
+
 def _check_empty(parent: int, to: Path) -> bool:
-    """True if the target is there already, as an empty directory; UsageError if it is anything else."""
-    try:
-        fd = files.open_dir(parent, os.fsencode(to.name))
-    except FileNotFoundError:
-        return False
-    except OSError:
-        fd = -1  # a file, or a link
-    try:
-        if fd != -1 and os.fstat(fd).st_dev != os.fstat(parent).st_dev:
-            raise UsageError(f"restore target {str(to)!r} is a mount point; name a new directory in it")
-        if fd != -1 and files.is_empty_dir(fd):
-            return True
-    finally:
-        if fd != -1:
-            os.close(fd)
+    """True if the target is there already, as an empty directory; UsageError if it is anything else, or cannot be."""
+    with _making(to):
+        try:
+            fd = files.open_dir(parent, os.fsencode(to.name))
+        except FileNotFoundError:
+            return False
+        except NotADirectoryError:
+            fd = -1  # a file, or a link
+    if fd != -1:
+        with files.closing_fd(fd):
+            if os.fstat(fd).st_dev != os.fstat(parent).st_dev:
+                raise UsageError(f"restore target {str(to)!r} is a mount point; name a new directory in it")
+            if files.is_empty_dir(fd):
+                return True
     raise UsageError(f"restore target {str(to)!r} exists and is not an empty directory; name a new one")
 
 
-def _fill(view: View, path: bytes, parent: int, staging: str, cold: ColdRestore) -> RestoreReport:
+def _check_directory(view: View, path: bytes, snapshot: str) -> None:
+    """NotFound, UsageError: the path is no directory of the snapshot."""
+    shown = repr("/" + os.fsdecode(path))
+    try:
+        entry = view.lstat(path)
+    except (FileNotFoundError, NotADirectoryError) as exc:
+        raise NotFound(f"{shown} does not exist in {snapshot}; `snapshotd diff` lists what changed") from exc
+    if entry.kind is not Kind.DIRECTORY:
+        raise UsageError(f"{shown} is a {entry.kind}; restore takes directories, use `snapshotd cat` for files")
+
+
+def _fill(view: View, path: bytes, parent: int, staging: bytes, cold: ColdRestore) -> RestoreReport:
     target = os.open(staging, files.DIR_FLAGS, dir_fd=parent)
     where = Path(f"/proc/{os.getpid()}/fd/{target}")  # a child process may not see the file system that it lies on
-    try:
+    with files.closing_fd(target):
         # Decoding much in this process would hold up the steps of running agents.
         report = (
             cold(view.tree, path, where)
@@ -244,5 +274,3 @@ def _fill(view: View, path: bytes, parent: int, staging: str, cold: ColdRestore)
         )
         os.fchmod(target, 0o700)  # no user outside may run a sandbox's setuid programs
         return report
-    finally:
-        os.close(target)

@@ -314,8 +314,8 @@ class Upkeep:
             layer_budget_bytes=budget,
             repository_bytes=context.repo.stored_bytes(),
             spool_bytes=_directory_bytes(str(context.state_dir / "repo" / "blobs")),
-            states={state.value: states.get(state, 0) for state in SnapshotState},
-            unarchived=states.get(SnapshotState.CAPTURED, 0),
+            states={state.value: count for state, count in states.items()},
+            unarchived=states[SnapshotState.CAPTURED],
         )
 
 

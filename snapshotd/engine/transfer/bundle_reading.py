@@ -21,7 +21,7 @@ from snapshotd.engine.transfer.bundle import (
     VERSION,
     is_too_large,
 )
-from snapshotd.errors import DataLoss, LimitExceeded, UsageError, check_format
+from snapshotd.errors import LimitExceeded, UsageError, check_format
 from snapshotd.formats.tar_reader import BLOCK, Member, MemberKind, TarReader
 from snapshotd.repo.base import Reader
 from snapshotd.terms import number_of
@@ -31,6 +31,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 _OUTPUT = re.compile(rb"outputs/([0-9a-f]{64})")
 _READ_BYTES = 1 << 18
 _GZIP = b"\x1f\x8b"
+_NO_BUNDLE = "this is no bundle of snapshotd, or its beginning is damaged; `snapshotd export` makes one"
 
 
 class BundleReader:
@@ -43,8 +44,8 @@ class BundleReader:
             reader.layer(n)             # a stream to be read to its end, or None
         reader.finish()                 # only then is any of it what somebody has written as a whole
 
-    Errors: UsageError (no bundle), DataLoss (damaged, cut off, malformed), LimitExceeded, VersionMismatch; what `read` raises. Memory: some
-    MiB and one record.
+    Errors: UsageError (no bundle, damaged, cut off, malformed), LimitExceeded, VersionMismatch; what `read` raises. Memory:
+    some MiB and one record.
     """
 
     def __init__(self, read: Reader, max_bytes: int) -> None:
@@ -54,20 +55,18 @@ class BundleReader:
         self._member: Member | None = None
         try:
             self._advance()
-        except (UsageError, DataLoss) as exc:
-            raise UsageError(
-                "this is no bundle of snapshotd, or its beginning is damaged; `snapshotd export` makes one"
-            ) from exc
+        except UsageError as exc:
+            raise UsageError(_NO_BUNDLE) from exc
         head = self._json(self._take(HEAD, MAX_HEAD_BYTES))
         since, snapshots = head.get("since"), head.get("snapshots")
         if not isinstance(snapshots, list) or not snapshots or not all(_is_id(one) for one in snapshots):
-            raise DataLoss("the bundle is malformed: it does not say which snapshots it holds")
+            raise UsageError("the bundle is malformed: it does not say which snapshots it holds")
         if len(snapshots) > MAX_SNAPSHOTS:
             raise LimitExceeded(
                 f"the bundle holds {number_of(len(snapshots), 'snapshot')}; {MAX_SNAPSHOTS} is the most that is taken at once"
             )
         if (since is not None and not _is_id(since)) or len({since, *snapshots}) != 1 + len(snapshots):
-            raise DataLoss("the bundle is malformed: its snapshots do not follow each other")
+            raise UsageError("the bundle is malformed: its snapshots do not follow each other")
         self.since = SnapshotID(since) if since is not None else None
         self.snapshots = tuple(SnapshotID(one) for one in snapshots)
         self.tags = _tags(head, set(snapshots))
@@ -106,11 +105,11 @@ class BundleReader:
         """Make sure that the bundle ends here and is whole."""
         expected = self._stream.digest_before_header
         if self._take(TRAILER, 100) != expected.encode() + b"\n":
-            raise DataLoss("the bundle is damaged: its checksum does not match; copy it again")
+            raise UsageError("the bundle is damaged: its checksum does not match; copy it again")
         if self._member is not None:
-            raise DataLoss(f"the bundle is malformed: {_shown(self._member.path)} comes after its end")
+            raise UsageError(f"the bundle is malformed: {_shown(self._member.path)} comes after its end")
         if not self._tar.ended_by_marker or self._stream.read(BLOCK + 1) != bytes(BLOCK):
-            raise DataLoss("the bundle is malformed: it does not end where it must")
+            raise UsageError("the bundle is malformed: it does not end where it must")
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -122,15 +121,17 @@ class BundleReader:
     def _advance(self) -> None:
         self._member = next(self._members, None)
         if self._member is not None and (self._member.kind is not MemberKind.FILE or self._member.extents is not None):
-            raise DataLoss(f"the bundle is malformed: {_shown(self._member.path)} is not a plain file")
+            raise UsageError(f"the bundle is malformed: {_shown(self._member.path)} is not a plain file")
 
     def _take(self, name: bytes, limit: int) -> bytes:
         """The present file, which must be called `name`, as a whole; then go on to the next."""
+        if name == HEAD and (self._member is None or self._member.path != HEAD):
+            raise UsageError(_NO_BUNDLE)
         if self._member is None:
-            raise DataLoss(f"the bundle is cut off: {name.decode()} is missing; copy it again")
+            raise UsageError(f"the bundle is cut off: {name.decode()} is missing; copy it again")
         if self._member.path != name:
-            raise (UsageError if name == HEAD else DataLoss)(
-                f"this is no bundle, or it is malformed: {_shown(self._member.path)} stands where {name.decode()} must be"
+            raise UsageError(
+                f"the bundle is malformed: {_shown(self._member.path)} stands where {name.decode()} must be"
             )
         if self._member.size > limit:
             raise LimitExceeded(
@@ -144,9 +145,9 @@ class BundleReader:
         try:
             value = json.loads(data)
         except (ValueError, RecursionError) as exc:
-            raise DataLoss("the bundle is malformed: its head is not JSON") from exc
+            raise UsageError("the bundle is malformed: its head is not JSON") from exc
         if not isinstance(value, dict) or value.get("format") != FORMAT or type(value.get("version")) is not int:
-            raise UsageError("this is no bundle of snapshotd; `snapshotd export` makes one")
+            raise UsageError(_NO_BUNDLE)
         check_format("the bundle", value["version"], VERSION)
         return value
 
@@ -212,16 +213,16 @@ class _Stream:
         while not self._unpacker.eof:
             packed = self._packed or self._source(_READ_BYTES)
             if not packed:
-                raise DataLoss("the bundle is cut off; copy it again")
+                raise UsageError("the bundle is cut off; copy it again")
             try:
                 data = self._unpacker.decompress(packed, size)
             except zlib.error as exc:
-                raise DataLoss(f"the bundle is damaged: it cannot be unpacked ({exc}); copy it again") from exc
+                raise UsageError(f"the bundle is damaged: it cannot be unpacked ({exc}); copy it again") from exc
             self._packed = self._unpacker.unconsumed_tail
             if data:
                 return data
         if self._unpacker.unused_data or self._packed or self._source(1):
-            raise DataLoss("the bundle is malformed: something follows its end")
+            raise UsageError("the bundle is malformed: something follows its end")
         return b""
 
 
@@ -229,10 +230,12 @@ def _tags(head: dict[str, Any], snapshots: set[str]) -> dict[str, SnapshotID]:
     """The tags of the bundle's snapshots, by name."""
     tags = head.get("tags")
     if not isinstance(tags, dict):
-        raise DataLoss("the bundle is malformed: it does not say which tags its snapshots have")
+        raise UsageError("the bundle is malformed: it does not say which tags its snapshots have")
     for name, snapshot in tags.items():
         if not KNOWN_NAME_PATTERN.fullmatch(name) or not isinstance(snapshot, str) or snapshot not in snapshots:
-            raise DataLoss(f"the bundle is malformed: {ascii(name)[:100]} cannot be a tag, or names no snapshot of it")
+            raise UsageError(
+                f"the bundle is malformed: {ascii(name)[:100]} cannot be a tag, or names no snapshot of it"
+            )
     return {name: SnapshotID(snapshot) for name, snapshot in tags.items()}
 
 

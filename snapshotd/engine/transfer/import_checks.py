@@ -1,6 +1,6 @@
 """Checks the parts of a bundle's records that could later reach a program or a command line.
 
-Errors: DataLoss (malformed), LimitExceeded.
+Errors: UsageError (malformed), LimitExceeded.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from snapshotd.engine.storing import records
-from snapshotd.errors import DataLoss, LimitExceeded
+from snapshotd.errors import DataLoss, LimitExceeded, UsageError
 from snapshotd.types import AgentSpec
 
 _ENV_LIMIT, _TEXT_LIMIT_BYTES = 1000, 128 << 10
@@ -20,13 +20,13 @@ def decoded(data: bytes) -> records.Record:
     try:
         return records.decode(data)
     except DataLoss as exc:
-        raise DataLoss(f"the bundle is malformed: {exc.message.partition(': run ')[0]}") from exc
+        raise UsageError(f"the bundle is malformed: {exc.message.partition(': run ')[0]}") from exc
 
 
 def checked_text(text: str) -> str:
     """An absolute path that a program can be started in."""
     if "\0" in text or len(text) > 4095 or not text.startswith("/") or not _is_unicode(text):
-        raise DataLoss("the bundle is malformed: a working directory in it is not an absolute path")
+        raise UsageError("the bundle is malformed: a working directory in it is not an absolute path")
     return text
 
 
@@ -39,7 +39,7 @@ def checked_env(env: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]
         )
     for name, value in env:
         if not name or "=" in name or "\0" in name + value or not _is_unicode(name + value):
-            raise DataLoss("the bundle is malformed: an environment in it cannot be given to a program")
+            raise UsageError("the bundle is malformed: an environment in it cannot be given to a program")
     return env
 
 
@@ -51,9 +51,9 @@ def checked_agent(agent: AgentSpec | None) -> AgentSpec | None:
     if len(text) > _TEXT_LIMIT_BYTES:
         raise LimitExceeded(f"a command line in the bundle has more than {_TEXT_LIMIT_BYTES} characters")
     if not agent.argv or agent.program > len(agent.argv) or "\0" in text or not _is_unicode(text):
-        raise DataLoss("the bundle is malformed: a command line in it cannot be run")
+        raise UsageError("the bundle is malformed: a command line in it cannot be run")
     if agent.user is not None and not (len(agent.user) <= _USER_LIMIT_CHARS and agent.user.isprintable()):
-        raise DataLoss("the bundle is malformed: a user in it cannot be one")
+        raise UsageError("the bundle is malformed: a user in it cannot be one")
     return replace(agent, cwd=checked_text(agent.cwd), env=checked_env(agent.env))
 
 

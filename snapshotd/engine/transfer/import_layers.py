@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 
 from snapshotd.engine.transfer.bundle_reading import BundleReader, LayerStream
-from snapshotd.errors import DataLoss
+from snapshotd.errors import UsageError
 from snapshotd.formats.ingest import TarLimits, ingest_tar
 from snapshotd.formats.tar_reader import BLOCK
 from snapshotd.layers.merge import merge
@@ -55,10 +55,10 @@ class ImportedLayers:
         stream = reader.layer(number)
         if stream is None:
             if has_files and line.whole:
-                raise DataLoss("the bundle is malformed: it lacks the files of its first snapshot")
+                raise UsageError("the bundle is malformed: it lacks the files of its first snapshot")
             return 0
         if not has_files:
-            raise DataLoss("the bundle is malformed: it holds files of a snapshot that has none")
+            raise UsageError("the bundle is malformed: it holds files of a snapshot that has none")
         self._compact(line)
         layer = self._create()
         fd = self._store.read_upper(layer)
@@ -137,4 +137,4 @@ def _to_the_end(stream: LayerStream) -> None:
             return
         if rest.strip(b"\0"):
             break
-    raise DataLoss("the bundle is malformed: something follows the end of a layer")
+    raise UsageError("the bundle is malformed: something follows the end of a layer")

@@ -32,7 +32,7 @@ from snapshotd.engine.storing import records
 from snapshotd.engine.transfer.bundle_reading import BundleReader
 from snapshotd.engine.transfer.import_checks import checked_agent, checked_env, checked_text, decoded
 from snapshotd.engine.transfer.import_layers import BundleLimits, BundleLine, ImportedLayers
-from snapshotd.errors import NO_ROOM, Conflict, DataLoss, LimitExceeded, NotFound, OutOfSpace, UsageError
+from snapshotd.errors import NO_ROOM, Conflict, LimitExceeded, NotFound, OutOfSpace, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.repo.base import Reader
 from snapshotd.trees.base import Warnings
@@ -96,10 +96,9 @@ def import_bundle(
     image. `name`: for the last trajectory.
 
     The snapshots are `captured` when this returns; the caller has them archived. If all of them are here already, none
-    is taken, and the trajectories are those that hold them. UsageError (no bundle), DataLoss (malformed,
-    damaged, cut off), NotFound (the
-    snapshot it builds on), Conflict (some snapshots, or `name`, are here already; the base lost its files),
-    LimitExceeded, OutOfSpace, VersionMismatch.
+    is taken, and the trajectories are those that hold them. UsageError (no bundle, malformed,
+    damaged, cut off), NotFound (the snapshot it builds on), Conflict (some snapshots, or `name`, are here already; the
+    base lost its files), LimitExceeded, OutOfSpace, VersionMismatch.
     """
     with tempfile.TemporaryFile(dir=context.state_dir) as kept:
         importer = _Importer(context, policy, base_image, kept, limits or BundleLimits())
@@ -117,11 +116,13 @@ def import_bundle(
 
 @contextlib.contextmanager
 def _one_that_is_whole() -> Iterator[None]:
-    """It began as a bundle: whatever an archive in it says wrong from here on is damage, and no mistake of the caller."""
+    """It began as a bundle: whatever an archive in it says wrong from here on is damage of the bundle."""
     try:
         yield
     except UsageError as exc:
-        raise DataLoss(f"the bundle is damaged: {exc.message}") from exc
+        if exc.message.startswith("the bundle "):
+            raise
+        raise UsageError(f"the bundle is damaged: {exc.message}") from exc
 
 
 class _Importer:
@@ -273,7 +274,7 @@ class _Importer:
             or not fits
             or snapshot.seq > _SEQ_LIMIT
         ):
-            raise DataLoss(
+            raise UsageError(
                 f"the bundle is malformed: the record of snapshot {short(snapshot_id)} does not fit into its line"
             )
         trajectory = self._trajectory(record, line)
@@ -313,7 +314,7 @@ class _Importer:
         if theirs.id == last and seq > line.seq:
             return self._trajectories[theirs.id]
         if theirs.id in self._trajectories:
-            raise DataLoss("the bundle is malformed: its snapshots are not in the order of their trajectories")
+            raise UsageError("the bundle is malformed: its snapshots are not in the order of their trajectories")
         if len(self._trajectories) >= MAX_TRAJECTORIES:
             raise LimitExceeded(
                 f"the bundle holds more than {MAX_TRAJECTORIES} trajectories; export fewer at a time, since a snapshot"
@@ -343,13 +344,13 @@ class _Importer:
         wanted = set(snapshot.call.outputs)
         for blob in reader.outputs():
             if blob not in wanted or blob in self._outputs:
-                raise DataLoss(f"the bundle is malformed: the output {blob} is not expected there")
+                raise UsageError(f"the bundle is malformed: the output {blob} is not expected there")
             with self._context.spool.writer() as writer:
                 for piece in reader.pieces():
                     writer.write(piece)
                 self._outputs[blob] = writer.save()
         if not wanted <= self._outputs.keys():
-            raise DataLoss(f"the bundle is malformed: an output of snapshot {short(snapshot.id)} is missing in it")
+            raise UsageError(f"the bundle is malformed: an output of snapshot {short(snapshot.id)} is missing in it")
 
     # -- the rows ------------------------------------------------------------------------------------------------------
 

@@ -175,7 +175,7 @@ def _is_offered(row: ToolRow, options: McpOptions) -> bool:
 def _failed(error: SnapshotdError) -> CallToolResult:
     return CallToolResult(
         content=[TextContent(type="text", text=f"{error.code}: {error.message}")],
-        structured_content={"error": {"code": error.code, "message": error.message}},
+        structured_content=error.as_json(),
         is_error=True,
     )
 

@@ -10,12 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import os
-import secrets
 import socket
-import stat
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -25,11 +21,10 @@ from mcp.server.transport_security import TransportSecuritySettings
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from snapshotd.errors import Conflict, NotPermitted, UsageError
+from snapshotd.errors import Conflict
 
 PATH = "/mcp"
 _CONNECTIONS_MAX = 256
-_TOKEN_MIN = 20
 
 
 def serve_stdio(server: MCPServer[Any]) -> None:
@@ -90,33 +85,3 @@ class _WithToken:
             return
         told = {"error": "this server wants `Authorization: Bearer TOKEN`, with the token of the file that it named"}
         await JSONResponse(told, 401, {"www-authenticate": "Bearer"})(scope, receive, send)
-
-
-def token_of(path: Path) -> str:
-    """The token in a file, which is made with one if it is not there. NotPermitted: others may read it."""
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return _known_token(path)
-    except OSError as exc:
-        raise UsageError(f"the token file {path} cannot be made: {exc.strerror}; name another token file") from exc
-    token = secrets.token_urlsafe(32)
-    with open(fd, "w") as file:
-        file.write(f"{token}\n")
-    return token
-
-
-def _known_token(path: Path) -> str:
-    try:
-        with open(path) as file:
-            found = os.fstat(file.fileno())
-            token = file.read(4096).strip()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise UsageError(f"the token file {path} cannot be read ({exc}); name another token file") from exc
-    if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077 or found.st_uid != os.geteuid():
-        raise NotPermitted(
-            f"the token file {path} is open to other users; `chmod 600` a file of your own, or name another token file"
-        )
-    if len(token) < _TOKEN_MIN or not token.isascii() or not token.isprintable():
-        raise UsageError(f"{path} holds no token of {_TOKEN_MIN} characters or more; remove it, and one is made")
-    return token

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from snapshotd.api.values import ValueInfo
 from snapshotd.client import AsyncSnapshotd
-from snapshotd.integrations.logs import StoredLog
+from snapshotd.integrations.logs import LogEntry, StoredLog
 
 
 class ThreadPlace(NamedTuple):
@@ -48,7 +47,7 @@ class StoredThread:
                 return ThreadPlace(*batch.value["place"])
         return None
 
-    async def _batches(self) -> list[ValueInfo]:
+    async def _batches(self) -> list[LogEntry]:
         """Only the ones since the thread was cleared."""
         found = await self._log.read()
         begin = max((at for at, batch in enumerate(found, 1) if "cleared" in batch.value), default=0)

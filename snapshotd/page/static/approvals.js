@@ -1,5 +1,5 @@
 // The inbox: calls that wait for a person. A decision has two steps, and the second shows exactly what is decided.
-import { ago, html, line, plain, short, signal, typed, view } from "./dom.js";
+import { ago, html, line, plain, short, signal, since, typed, view } from "./dom.js";
 import { at, get, send } from "./api.js";
 import { approvals, askToNotify, find, link, nameOf, notifies, refresh, say, waiting } from "./state.js";
 import { Patch, loaded } from "./text.js";
@@ -29,7 +29,7 @@ export const Approvals = view(() => {
   return () => {
     const all = [...waiting.value, ...approvals.value.filter(({ status }) => status !== "pending").slice(-50).reverse()];
     const one = all.find(({ id }) => id === chosen.value) ?? all[0];
-    const tell = notifies.value === "default" ? html`<p><button onClick=${askToNotify}>Notify me in this browser</button></p>` : null;
+    const tell = notifies.value === "default" ? html`<p class="pad"><button onClick=${askToNotify}>Notify me in this browser</button></p>` : null;
     if (!one) return html`<main class="wide"><h1>Approvals</h1>${tell}<p class="faint">Nothing waits. A policy says which calls need a person: <code>snapshotd approvals --help</code>.</p></main>`;
     const of = find(one.trajectory);
     return html`<main class="inbox"><div class="list">${tell}<div role="listbox" aria-label="Approvals">${all.map((each) => html`
@@ -39,7 +39,7 @@ export const Approvals = view(() => {
       <section><h1>${line(one.name, 200)}</h1>
         <p>${one.question ? plain(one.question, 2000) : "The policy asks a person about this call."}</p>
         <p class="faint">asked by <a href=${link("t", of ? nameOf(of.trajectory) : one.trajectory)}>${of ? nameOf(of.trajectory) : short(one.trajectory)}</a> ·
-          files of <code>${short(one.snapshot)}</code> · ${one.side_effect} · asked ${ago(one.created_at) === "now" ? "just now" : `${ago(one.created_at)} ago`}</p>
+          files of <code>${short(one.snapshot)}</code> · ${one.side_effect} · asked ${since(one.created_at)}</p>
         <h3>Arguments</h3>
         ${edited.value === null ? html`<pre class="given">${plain(JSON.stringify(one.arguments, null, 2), 100_000)}</pre>`
           : html`<textarea aria-label="Arguments" rows="8" value=${edited.value} onInput=${(/** @type {Event} */ event) => (edited.value = typed(event))}></textarea>`}

@@ -1,8 +1,8 @@
 // Branches side by side, call by call, aligned at the first difference.
-import { html, line, short, signal, view } from "./dom.js";
+import { count, html, line, short, signal, view } from "./dom.js";
 import { send } from "./api.js";
-import { link, place } from "./state.js";
-import { brief } from "./ledger.js";
+import { find, link, nameOf, place } from "./state.js";
+import { brief, failed } from "./ledger.js";
 import { Rows } from "./rows.js";
 import { Patch, loaded } from "./text.js";
 
@@ -20,7 +20,7 @@ export const Compare = view(() => {
         <div class="sides" style=${columns(found)}>${found.branches.map((one) => html`<${Side} one=${one}/>`)}</div>
         <div class="tabs" role="tablist"><button role="tab" aria-selected=${tab.value === 0} onClick=${() => (tab.value = 0)}>calls</button>
           ${found.pairs.map((pair, i) => html`<button role="tab" aria-selected=${tab.value === i + 1} onClick=${() => (tab.value = i + 1)}>
-            files of ${title(found.branches[i + 1])} ${pair.changes.length}</button>`)}</div>
+            files of ${title(found.branches[i + 1])} (${pair.changes.length})</button>`)}</div>
         <div class="body">${tab.value === 0 ? html`<${Calls} found=${found}/>`
           : html`<${Patch} key=${tab.value} a=${found.branches[0].head.id} b=${found.branches[tab.value]?.head.id}/>`}</div>` })}</main>`;
   };
@@ -57,9 +57,9 @@ function aligned(/** @type {Found} */ { pairs }) {
 function Calls(/** @type {{found: Found}} */ { found }) {
   const rows = aligned(found);
   const differs = (/** @type {Aligned} */ { left, cells }) => !left || cells.some((one) => one && one.difference !== "same");
-  const first = rows.findIndex(differs);
+  const first = rows.findIndex(differs), point = found.fork_point, of = find(point?.trajectory ?? "");
   const cell = (/** @type {Api.SnapshotInfo | null | undefined} */ one, /** @type {string} */ kind) => one
-    ? html`<a class="cell ${kind}" href=${link("t", one.trajectory, one.id)}><span class="number">${one.seq}</span> <b>${line(one.tool.name, 60)}</b> <code>${brief(one.tool)}</code></a>`
+    ? html`<a class="cell ${kind}" href=${link("t", one.trajectory, one.id)}><span class="number">${one.seq}</span> <b class=${failed(one.tool) ? "bad" : ""}>${line(one.tool.name, 60)}</b> <code>${brief(one.tool)}</code></a>`
     : html`<span class="cell none"></span>`;
   const row = (/** @type {number} */ i) => html`<div class="pair ${i === first ? "first" : ""}" style=${columns(found)}>
     ${cell(rows[i].left, differs(rows[i]) ? "other" : "")}${found.pairs.map((_, column) => {
@@ -67,6 +67,6 @@ function Calls(/** @type {{found: Found}} */ { found }) {
       return cell(one?.right, one && one.difference !== "same" ? one.difference : "");
     })}</div>`;
   return html`${first < 0 ? html`<p class="pad faint">The branches made the same calls with the same outcomes.</p>`
-    : html`<p class="pad faint">They part ${first ? `after ${first} like call${first === 1 ? "" : "s"}` : "at the first call"}${found.fork_point ? `; all have call ${found.fork_point.seq} of ${short(found.fork_point.trajectory)}` : ""}.</p>`}
+    : html`<p class="pad faint">They part ${point ? html`${first ? count(first, "call") : "right"} after <a href=${link("t", point.trajectory, point.id)}>call ${point.seq} of ${of ? line(nameOf(of.trajectory), 60) : short(point.trajectory)}</a>` : first ? `after ${count(first, "equal call")}` : "at the first call"}.</p>`}
     <${Rows} label="Aligned calls" count=${rows.length} height=${PAIR} row=${row} reveal=${first < 0 ? -1 : Math.min(rows.length - 1, first + 12)}/>`;
 }

@@ -67,7 +67,7 @@ export function environment(/** @type {string} */ text) {
 
 function Input(/** @type {Field} */ { name, label, kind = "text", value = "", hint = "" }) {
   if (kind === "check") return html`<label class="check"><input type="checkbox" name=${name} value="yes" defaultChecked=${value === "yes"}/> ${line(label, 100)}</label>`;
-  return html`<label class=${kind}>${label}${kind === "area" ? html`<textarea name=${name} rows="1" placeholder=${hint} defaultValue=${value}></textarea>`
+  return html`<label>${label}${kind === "area" ? html`<textarea name=${name} rows="1" placeholder=${hint} defaultValue=${value}></textarea>`
     : html`<input name=${name} type=${kind} min="1" placeholder=${hint} defaultValue=${value}/>`}</label>`;
 }
 

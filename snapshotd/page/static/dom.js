@@ -43,9 +43,15 @@ export function view(setup) {
     componentDidMount() {
       this.unfollow = effect(() => {
         this.drawn.value;
-        if (!this.drawing && this.unfollow) this.setState({});
+        if (!this.drawing && this.unfollow) this.forceUpdate();
       });
       this.left = this.mounted?.();
+    }
+
+    /** With the same values it is not drawn again. */
+    shouldComponentUpdate(/** @type {P} */ next) {
+      const before = /** @type {Record<string, unknown>} */ (this.props), after = Object.entries(/** @type {object} */ (next));
+      return after.length !== Object.keys(before).length || after.some(([name, value]) => value !== before[name]);
     }
 
     componentWillUnmount() {
@@ -101,6 +107,9 @@ export function ago(/** @type {string} */ time) {
     if (seconds >= length) return `${Math.floor(seconds / length)} ${unit}`;
   return seconds < 5 ? "now" : `${Math.floor(seconds)} s`;
 }
+
+/** The same as people say it. */
+export const since = (/** @type {string} */ time) => (ago(time) === "now" ? "just now" : `${ago(time)} ago`);
 
 /** A number of things, with its word. */
 export const count = (/** @type {number} */ number, /** @type {string} */ word, many = `${word}s`) => `${number.toLocaleString("en")} ${number === 1 ? word : many}`;

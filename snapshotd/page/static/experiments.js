@@ -1,5 +1,5 @@
 // Experiments: the live table of their branches, and scores against what they cost.
-import { ago, count, html, line, signal, view } from "./dom.js";
+import { count, html, line, signal, since, view } from "./dom.js";
 import { at, get, send, stream } from "./api.js";
 import { go, link, place, say } from "./state.js";
 import { NewExperiment } from "./experiment_form.js";
@@ -36,7 +36,7 @@ export const Experiments = view((/** @type {import("./dom.js").Self<{}>} */ self
       load: () => /** @type {Promise<Experiment[]>} */ (get("/experiments")),
       show: (all) => all.length ? html`<table class="grid"><thead><tr><th>name</th><th>branches</th><th>best</th><th>state</th><th>began</th></tr></thead><tbody>
         ${all.map((one) => html`<tr key=${one.name}><td><a href=${link("experiments", one.name)}>${line(one.name, 100)}</a></td><td class="number">${one.branches.length}</td><td>${one.best ?? ""}</td>
-          <td>${one.ended_because ?? "running"}</td><td class="number">${ago(one.started_at)} ago</td></tr>`)}</tbody></table>`
+          <td>${one.ended_because ?? "running"}</td><td class="number">${since(one.started_at)}</td></tr>`)}</tbody></table>`
         : html`<p class="faint">No experiments yet. Choose the call that all branches begin at, and press <kbd>e</kbd>.</p>`,
     })}</main>`;
     const one = shown.value;

@@ -1,5 +1,5 @@
 // One call: what it was, what it changed, the files and the conversation as they were.
-import { ago, duration, html, line, plain, short, signal, size, view } from "./dom.js";
+import { duration, html, line, plain, short, signal, since, size, view } from "./dom.js";
 import { at, get } from "./api.js";
 import { current, go, link, nameOf, place } from "./state.js";
 import { spoken } from "./log.js";
@@ -45,7 +45,7 @@ export const Inspector = view((/** @type {import("./dom.js").Self<{}>} */ self) 
         <h1>${line(tool.name, 200)} <code>${brief(tool)}</code></h1>
         <p>snapshot <a class="tag" href=${link("t", place.value[1], one.id)} title=${one.id}>${short(one.id)}</a> · call ${one.seq}${one.sub_agent ? ` of ${sub(one)}` : ""} · ${""}
           <span class=${failed(tool) ? "bad" : ""}>${tool.status}${tool.exit_code === null ? "" : ` (${tool.exit_code})`}</span>${" "}
-          in ${duration(tool.duration_ms)} · pause ${duration(one.pause_ms)} · ${one.state} · ${ago(one.created_at)}</p>
+          in ${duration(tool.duration_ms)} · pause ${duration(one.pause_ms)} · ${one.state} · ${since(one.created_at)}</p>
         ${one.model_use?.call_count ? html`<p>before it ${use(one.model_use)} in ${duration(one.model_use.duration_ms)}${one.model_use.cached_tokens ? `, ${one.model_use.cached_tokens} tokens from the provider's cache` : ""}</p>` : null}
         ${tool.error ? html`<p class="bad">${plain(tool.error, 1000)}</p>` : null}
         ${one.warnings.map((text) => html`<p class="warn">${line(text)}</p>`)}
@@ -72,7 +72,7 @@ const Facts = view(() => () => {
   const { trajectory: it, snapshots, origin } = one;
   const facts = [["id", it.id], ["status", `${it.status}${it.exit_code === null ? "" : `, exit code ${it.exit_code}`}`],
     ["program", it.agent?.argv.join(" ") ?? "none"], ["image", it.image], ["network", it.network], ["snapshots", snapshots.toLocaleString("en")], ["model", use(one.model_use)],
-    ["files", one.file_bytes ? `${size(one.file_bytes)} written, ${size(one.layer_bytes)} of layers on disk` : ""], ["made", ago(it.created_at) === "now" ? "just now" : `${ago(it.created_at)} ago`]];
+    ["files", one.file_bytes ? `${size(one.file_bytes)} written, ${size(one.layer_bytes)} of layers on disk` : ""], ["made", since(it.created_at)]];
   return html`<header><h1>${line(nameOf(it), 200)}</h1><${Acts} of=${null}/></header>
     <dl>${facts.filter(([, text]) => text).map(([name, text]) => html`<dt>${name}</dt><dd>${line(text)}</dd>`)}
     ${origin ? html`<dt>forked from</dt><dd><a href=${link("t", origin.trajectory, origin.id)}>call ${origin.seq} of ${short(origin.trajectory)}</a></dd>` : null}</dl>`;

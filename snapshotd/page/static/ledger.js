@@ -8,6 +8,8 @@ import { Rows } from "./rows.js";
 /** @typedef {{row: number, lane: number, one: Api.OverviewInfo}} Leaving a fork: the row that it leaves at, and its lane */
 
 const ROW = 42, LANE = 14, LANES_MAX = 5;
+/** Rows that are read before they are looked at. */
+const AHEAD = 60;
 
 /** The log of the trajectory that is looked at. */
 export const log = signal(/** @type {Log | null} */ (null));
@@ -70,6 +72,7 @@ export const Ledger = view((/** @type {import("./dom.js").Self<{}>} */ self) => 
     const width = 26 + Math.min(LANES_MAX, lanes.length) * LANE;
     const row = (/** @type {number} */ i) => {
       const one = shown.at(i);
+      shown.want(i - AHEAD), shown.want(i + AHEAD);
       const style = { gridTemplateColumns: `${width}px 42px minmax(0,1fr) auto 58px` };
       if (!one) return html`<div class="row" style=${style}></div>`;
       const { tool } = one, text = shown.said.get(one.id);
@@ -104,7 +107,7 @@ function forks(/** @type {string} */ id, /** @type {number} */ first) {
 }
 
 function Lane(/** @type {{row: number, count: number, lanes: Leaving[], width: number, full: boolean}} */ { row, count, lanes, width, full }) {
-  const x = 13, y = ROW / 2;
+  const x = 13, y = 15;
   const leaving = lanes.filter((one) => one.row === row);
   const passing = new Set(lanes.filter((one) => one.row < row && row <= one.row + Math.min(6, one.one.snapshots)).map((one) => one.lane));
   return html`<svg class="lane" width=${width} height=${ROW} aria-hidden="true">

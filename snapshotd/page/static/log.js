@@ -41,8 +41,13 @@ export class Log {
   at(/** @type {number} */ row) {
     this.changed.value;
     const found = this.rows.get(row + this.first);
-    if (!found && row < this.coming) this.ask(Math.floor(row / PAGE));
+    if (!found) this.want(row);
     return found;
+  }
+
+  /** See to it that a row will be there. */
+  want(/** @type {number} */ row) {
+    if (row >= 0 && row < this.count.peek() && row < this.coming && !this.rows.has(row + this.first)) this.ask(Math.floor(row / PAGE));
   }
 
   /** The row of a snapshot that has been read. */

@@ -44,7 +44,7 @@ export const Machine = view((/** @type {import("./dom.js").Self<{}>} */ self) =>
       <section><h3>Disk</h3><${Bar} used=${usage.layer_bytes} whole=${usage.layer_budget_bytes}/>
         <dl><dt>layers</dt><dd>${size(usage.layer_bytes)} of ${size(usage.layer_budget_bytes)}</dd><dt>repository</dt><dd>${size(usage.repository_bytes)}</dd>
           <dt>captured, not stored yet</dt><dd>${count(usage.unarchived, "snapshot")}, ${size(usage.spool_bytes)} of outputs</dd>
-          ${Object.entries(usage.states).map(([name, number]) => html`<dt>${name}</dt><dd>${count(number, "snapshot")}</dd>`)}</dl></section>
+          ${Object.entries(usage.states).filter(([name, number]) => number && name !== "captured").map(([name, number]) => html`<dt>${name}</dt><dd>${count(number, "snapshot")}</dd>`)}</dl></section>
       <section><h3>Pauses of the last hour</h3>${minutes ? html`<p class="faint">${count(number, "pause")}, ${duration(pauses.minutes.reduce((sum, { sum_ms }) => sum + sum_ms, 0) / Math.max(1, number))} on average, the longest ${duration(Math.max(...pauses.minutes.map(({ longest_ms }) => longest_ms)))}</p><${Pauses} stats=${stats}/>`
         : html`<p class="faint">No sandbox stood still for a snapshot.</p>`}</section>
       <section class="all"><h3>Sandboxes</h3>${sandboxes.length ? html`<div class="scroll"><table class="grid"><thead><tr><th>trajectory</th><th>runtime</th><th>agent</th><th>processors</th><th>memory</th><th>processes</th></tr></thead><tbody>

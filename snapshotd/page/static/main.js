@@ -36,13 +36,13 @@ effect(() => {
 
 const Top = view(() => () => {
   const where = place.value[0], asks = waiting.value.length;
-  const to = (/** @type {string} */ name, /** @type {string} */ text, kind = "") => html`<a class="pill ${kind}" href=${link(name)} aria-current=${where === name ? "page" : null}>${text}</a>`;
+  const to = (/** @type {string} */ name, /** @type {import("./dom.js").Drawn} */ text, kind = "") => html`<a class="pill ${kind}" href=${link(name)} aria-current=${where === name ? "page" : null}>${text}</a>`;
   return html`<header class="top"><a href="#/"><b>snapshotd</b></a>
     ${current.value ? html`<span class="faint">/</span><span class="here">${line(nameOf(current.value.trajectory), 60)}</span>` : null}
     <span class="push"></span>${to("tree", "Tree")}
     ${saved ? null : to("find", "Find /")}
     ${saved ? html`<span class="faint">saved ${saved.made}</span>` : html`${to("experiments", "Experiments")}${to("machine", "Machine")}
-      ${to("approvals", asks ? `${asks} wait${asks === 1 ? "s" : ""} for you` : "Approvals", asks ? "ask" : "")}`}
+      ${to("approvals", asks ? html`${asks} wait${asks === 1 ? "s" : ""}<span class="wide-only"> for you</span>` : "Approvals", asks ? "ask" : "")}`}
     <button class="plain" aria-label="Keys" onClick=${() => (help.value = true)}><kbd>?</kbd></button></header>`;
 });
 

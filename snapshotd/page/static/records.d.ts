@@ -72,6 +72,7 @@ declare namespace Api {
     cwd?: string | null;
     env?: Record<string, string>;
     idle_timeout_s?: number | null;
+    service?: ServiceOptions | null;
     stdin?: boolean;
     timeout_s?: number | null;
     user?: string | null;
@@ -125,6 +126,10 @@ declare namespace Api {
     error: string | null;
     exit_code: number | null;
     id: string;
+    port: number | null;
+    restarts: number;
+    service: string | null;
+    service_state: "starting" | "ready" | "ended" | "failed" | "stopped" | null;
     snapshot: string | null;
     started_at: string;
     status: "running" | "done" | "failed" | "interrupted" | "timed-out" | "unknown";
@@ -166,6 +171,7 @@ declare namespace Api {
     requirements?: string | null;
     runtime?: "auto" | "runc" | "docker" | "none";
     secrets?: Record<string, string>;
+    services?: string | null;
     tenant?: string;
     workspace?: string | null;
   }
@@ -227,6 +233,7 @@ declare namespace Api {
 
   interface EnsureImageRequest {
     image: string;
+    limits?: LimitsRequest;
   }
 
   interface EntryInfo {
@@ -346,6 +353,7 @@ declare namespace Api {
   interface ForkInfo {
     experiment: string;
     trajectories: (TrajectoryInfo)[];
+    warnings: (string)[];
   }
 
   interface ForkQueueRequest {
@@ -627,6 +635,7 @@ declare namespace Api {
     reuse_replies?: boolean;
     runtime?: "auto" | "runc" | "docker" | "none";
     secrets?: Record<string, string>;
+    services?: string | null;
     tenant?: string;
     user?: string | null;
     workspace?: string | null;
@@ -644,6 +653,7 @@ declare namespace Api {
     requirements?: string | null;
     runtime?: "auto" | "runc" | "docker" | "none";
     secrets?: Record<string, string>;
+    services?: string | null;
     tenant?: string;
     workspace?: string | null;
   }
@@ -704,6 +714,15 @@ declare namespace Api {
     prefix?: string;
     tenant?: string;
     where?: Record<string, string | number | number | boolean | null>;
+  }
+
+  interface ServiceOptions {
+    name: string;
+    port?: number | null;
+    ready?: string | null;
+    ready_timeout_s?: number;
+    required?: boolean;
+    restarts?: number;
   }
 
   interface SignalRequest {

@@ -25,8 +25,8 @@ const Row = view(() => (/** @type {{row: RowsProps["row"], i: number, height: nu
   html`<div class="slot" role="presentation" style=${{ top: `${i * height}px`, height: `${height}px` }}>${row(i)}</div>`);
 
 export const Rows = view((/** @type {import("./dom.js").Self<RowsProps>} */ self, given) => {
-  const top = signal(given.follow ? Math.max(0, given.count * given.height - ROOM) : 0), room = signal(ROOM), drawn = /** @type {Map<number, import("./dom.js").Drawn>} */ (new Map());
-  let /** @type {HTMLElement} */ box, revealed = -1, atEnd = true, drawnCount = 0, drawnBy = /** @type {RowsProps["row"] | null} */ (null);
+  const top = signal(given.follow ? Math.max(0, given.count * given.height - ROOM) : 0), room = signal(ROOM);
+  let /** @type {HTMLElement} */ box, revealed = -1, atEnd = true, drawnCount = 0;
   self.mounted = () => {
     const sized = new ResizeObserver(() => (room.value = box.clientHeight));
     sized.observe(box);
@@ -56,14 +56,8 @@ export const Rows = view((/** @type {import("./dom.js").Self<RowsProps>} */ self
     const { count, height, row, label, keyOf, role = "list", className = "" } = props;
     const first = Math.max(0, Math.floor(top.value / height) - BEYOND);
     const last = Math.min(count, Math.ceil((top.value + room.value) / height) + BEYOND);
-    if (row !== drawnBy) drawn.clear();
-    drawnBy = row;
-    for (const i of drawn.keys()) if (i < first || i >= last) drawn.delete(i);
     const visible = [];
-    for (let i = first; i < last; i++) {
-      if (!drawn.has(i)) drawn.set(i, html`<${Row} key=${keyOf?.(i) ?? i} i=${i} row=${row} height=${height}/>`);
-      visible.push(drawn.get(i));
-    }
+    for (let i = first; i < last; i++) visible.push(html`<${Row} key=${keyOf?.(i) ?? i} i=${i} row=${row} height=${height}/>`);
     return html`<div class="rows ${className}" role=${role} aria-label=${label} tabindex="0"
         ref=${(/** @type {HTMLElement | null} */ found) => found && (box = found)} onScroll=${() => scrolled(props)}>
       <div class="space" style=${{ height: `${count * height}px` }}>${visible}</div>

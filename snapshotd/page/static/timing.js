@@ -27,7 +27,7 @@ function draw(/** @type {Log} */ log) {
   const calls = [];
   for (let i = first; i < last; i++) {
     const one = log.at(i);
-    if (one) calls.push({ i, one, model: one.model_use?.duration_ms ?? 0 });
+    if (one && one.kind !== "marker") calls.push({ i, one, model: one.model_use?.duration_ms ?? 0 });
   }
   const sums = { model: 0, tool: 0 };
   for (const { one, model } of calls) (sums.model += model), (sums.tool += one.tool.duration_ms);

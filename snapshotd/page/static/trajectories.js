@@ -1,6 +1,6 @@
 // The trajectories on the left: forks below what they come from.
 import { ago, count, html, line, money, size, typed, view } from "./dom.js";
-import { filter, find, link, nameOf, overview, place } from "./state.js";
+import { filter, find, link, nameOf, overview, place, waiting } from "./state.js";
 import { Rows } from "./rows.js";
 
 /** @typedef {Api.OverviewInfo} Overview */
@@ -16,14 +16,15 @@ export const Trajectories = view(() => () => {
   const shown = wanted ? known.map((one) => ({ one, depth: 0 })).reverse() : forest(known);
   const forks = new Map(/** @type {[string, number][]} */ ([]));
   for (const { origin } of all) if (origin) forks.set(origin.trajectory, (forks.get(origin.trajectory) ?? 0) + 1);
+  const asks = new Set(waiting.value.map((one) => one.trajectory));
   const mine = place.value[0] === "t" ? find(place.value[1] ?? "") : undefined;
   const row = (/** @type {number} */ i) => {
     const { one, depth } = shown[i], { trajectory } = one, children = forks.get(trajectory.id);
-    const facts = [`${trajectory.status}${trajectory.exit_code ? ` (${trajectory.exit_code})` : ""}`, count(one.snapshots, "snapshot"), ...(children ? [count(children, "fork")] : []), ...figures(one),
+    const facts = [asks.has(trajectory.id) ? "waits for you" : `${trajectory.status}${trajectory.exit_code ? ` (${trajectory.exit_code})` : ""}`, count(one.snapshots, "snapshot"), ...(children ? [count(children, "fork")] : []), ...figures(one),
       ...(trajectory.agent ? [line(trajectory.agent.argv.join(" "), 60)] : [])];
     return html`<a class="trajectory ${mine === one ? "on" : ""}" href=${link("t", nameOf(trajectory))} aria-current=${mine === one ? "page" : null}
         style=${{ paddingLeft: `${14 + Math.min(depth, 6) * 12}px` }}>
-      <i class="dot ${trajectory.status}" title=${trajectory.status}></i>
+      <i class="dot ${asks.has(trajectory.id) ? "interrupted" : trajectory.status}" title=${trajectory.status}></i>
       <b>${line(nameOf(trajectory), 80)}</b><span class="faint">${one.newest ? ago(one.newest.created_at) : ""}</span>
       <small>${facts.join(" · ")}</small>
     </a>`;

@@ -122,7 +122,7 @@ export const Tree = view((/** @type {import("./dom.js").Self<{}>} */ self) => {
     return html`<main class="tree" aria-label="Tree of forks"><header><h1>${place.value[1] ? `Family of ${line(place.value[1], 80)}` : "All trajectories"}</h1>
         <span class="faint">${count(all.length, "trajectory", "trajectories")}, ${count(all.filter(({ parent }) => parent >= 0).length, "fork")}</span><span class="push"></span>
         ${saved ? null : html`<button class=${number > 1 ? "main" : ""} disabled=${number < 2} onClick=${compare}>Compare ${number > 1 ? number : ""} <kbd>c</kbd></button>`}</header>
-      <div class="branch heads" aria-hidden="true"><span></span><span class="graph">calls →</span><span>trajectory</span><span>score</span><span>cost</span><span class="wide-only">tokens</span><span title="snapshots">snaps</span><span class="wide-only">files</span><span class="wide-only">age</span></div>
+      <div class="branch heads" aria-hidden="true"><span></span><span class="graph">calls →</span><span>trajectory</span><span>score</span><span>cost</span><span class="wide-only">tokens</span><span>snapshots</span><span class="wide-only">files</span><span class="wide-only">age</span></div>
       <${Rows} label="Trajectories of the family" role="listbox" count=${all.length} height=${HIGH} row=${row} keyOf=${(/** @type {number} */ i) => all[i].one.trajectory.id} reveal=${cursor.value}/></main>`;
   };
 });

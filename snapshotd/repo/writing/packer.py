@@ -192,7 +192,7 @@ def _serve(writer: socket.socket, packer: Packer) -> None:
 
 def _fail(writer: socket.socket, error: SnapshotdError) -> NoReturn:
     try:
-        writer.send(json.dumps({"error": {"code": error.code, "message": error.message}}).encode())
+        writer.send(json.dumps(error.as_json()).encode())
     except OSError:
         pass  # the writer has gone
     os._exit(error.exit_code)

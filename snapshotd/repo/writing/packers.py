@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from snapshotd.errors import BY_CODE, InternalError
+from snapshotd.errors import InternalError, error_of
 from snapshotd.repo.base import ObjectKind, PlainFile
 from snapshotd.repo.format.index import IndexEntry, PackRow
 from snapshotd.repo.writing.packer import BATCH_BYTES, FILE_MAX_BYTES, FILES_MAX, FOLDERS_MAX, MESSAGE_MAX_BYTES
@@ -166,7 +166,7 @@ class Packers:
             self._lost(peer)
             return
         if "error" in answer:
-            raise BY_CODE.get(answer["error"]["code"], InternalError)(answer["error"]["message"])
+            raise error_of(answer)
         if peer.flushing and not peer.batches:
             peer.flushing = peer.holds = False
         else:

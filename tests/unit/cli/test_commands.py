@@ -481,8 +481,19 @@ def test_wait_ends_with_the_runs_code(cli: Cli, agent: str, box: str) -> None:
     assert cli("wait", box).code == 125
 
 
-def test_inspect_prints_whatever_is_named(cli: Cli, box: str) -> None:
+def test_wait_until_a_snapshot_is_stored(cli: Cli, box: str) -> None:
+    first = cli("exec", "--json", box, "ls").json["snapshot"]
     cli("exec", box, "ls")
+    done = cli("wait", "--until", "stored", "--json", short(first))
+    assert (done.code, done.json) == (0, {"snapshot": first, "state": "stored"})
+    assert cli("wait", "--until", "stored", box) == Ran(0, "", "")
+    assert cli("show", "--json", box).json["state"] == "stored"
+    assert "--until stored waits for a snapshot" in cli("wait", "--until", "stored", box, "abcd").err
+    assert cli("wait", "--until", "stored", "nobody").code == 125
+
+
+def test_inspect_prints_whatever_is_named(cli: Cli, box: str) -> None:
+    cli("exec", "--wait", "stored", box, "ls")  # its state may change between two looks otherwise
     tag = f"tag-{box}"
     head = cli("tag", box, tag, "--json").json["snapshot"]
     line, snapshot, tagged = cli("inspect", box, short(head), tag, "--json").json
@@ -505,6 +516,7 @@ def test_tags_are_listed(cli: Cli, box: str) -> None:
 
 def test_log_graph_is_the_forest_of_one_trajectory_or_all(cli: Cli, box: str) -> None:
     forked = cli("fork", box, "--json").json["trajectories"][0]
+    assert cli("wait", "--until", "stored", forked).code == 0  # files are counted in the background
     assert cli("log", "--graph").out == cli("tree").out
     for ref in (box, forked):
         found = cli("log", "--graph", ref, "--json").json

@@ -130,9 +130,9 @@ def test_every_command_takes_the_global_options_has_examples_and_json() -> None:
         for leaf in leaves:
             options = {option for param in leaf.params for option in param.opts}
             assert {"--state-dir", "--socket"} <= options, name
-            assert "--json" in options or name in ("shell", "ui", "mcp"), (
+            assert "--json" in options or name in ("shell", "ui", "mcp", "serve"), (
                 name
-            )  # the shell has standard output; `ui` prints an address; `mcp` speaks its protocol
+            )  # the shell has standard output; `ui` prints an address; `mcp` and `serve` speak a protocol
             assert leaf.examples, name
             assert all("snapshotd " in line for line in leaf.examples), name
 

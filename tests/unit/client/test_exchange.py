@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -19,8 +22,9 @@ from snapshotd.client.exchange import (
     keyed,
     new_key,
     request_bytes,
+    unreachable,
 )
-from snapshotd.errors import InternalError, LimitExceeded, NotFound
+from snapshotd.errors import InternalError, LimitExceeded, NotFound, NotPermitted
 
 BODY = b"one\r\n0\r\n\r\ntwo" * 7
 HEAD = b"HTTP/1.1 200 OK\r\nX-Thing: a: b \r\n"
@@ -134,3 +138,21 @@ def test_keys_follow_from_a_name() -> None:
 
     assert drawn("a") == drawn("a")
     assert len({*drawn("a"), *drawn("b"), new_key(), new_key()}) == 6
+
+
+@pytest.mark.parametrize(
+    ("owner", "said"),
+    [
+        (0, "which serves root only; run the command with sudo, or name"),
+        (4711, "which serves user 4711 only; run the command as that user, or name"),
+        (None, "since a directory on the way to it is closed to that user; run the command as the user who owns it"),
+    ],
+)
+def test_a_socket_of_another_user_is_named_with_whom_it_serves(tmp_path: Path, owner: int | None, said: str) -> None:
+    path = tmp_path / "s.sock"
+    if owner is not None:
+        path.touch()
+        os.chown(path, owner, -1)
+    error = unreachable(PermissionError(errno.EACCES, "Permission denied"), path)
+    assert isinstance(error, NotPermitted)
+    assert error.message.startswith(f"user {os.geteuid()} may not use the daemon's socket {path}, {said}")

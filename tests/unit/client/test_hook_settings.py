@@ -52,6 +52,17 @@ def test_a_file_of_ours_alone_goes(settings: HookSettings, tmp_path: Path) -> No
     assert settings.install()
     assert settings.remove()
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in tmp_path.rglob("commands")], "nor are its folders left"
+
+
+def test_a_command_of_the_user_stays(tmp_path: Path) -> None:
+    own = tmp_path / ".claude" / "commands" / "own.md"
+    own.parent.mkdir(parents=True)
+    own.write_text("mine")
+    settings = settings_of("claude", SOCKET, tmp_path)
+    assert settings.install()
+    assert settings.remove()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [own]
 
 
 def test_hooks_of_another_installation_are_replaced(settings: HookSettings) -> None:

@@ -42,6 +42,7 @@ ONLY_COMMANDS = {
     "doctor": "looks at the machine where no daemon can run",
     "hooks": "writes the settings of programs of this machine",
     "mcp": "serves the verbs to a program that speaks the Model Context Protocol",
+    "serve": "serves the verbs to programs that were written for a service",
     "ui": "serves a page to a browser of this machine",
     "setup": "installs packages on this machine",
 }

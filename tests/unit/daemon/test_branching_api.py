@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
+import os
 import tarfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ import pytest
 from snapshotd.api.wire import FILES_MAX_BYTES
 from snapshotd.client.twofold import iterate, run
 from snapshotd.errors import Conflict, LimitExceeded, NotFound, UsageError
+from snapshotd.types import new_id
 from tests.unit.daemon.process import Daemon
 
 
@@ -122,3 +126,34 @@ def test_an_experiment_is_followed_by_many(daemon: Daemon) -> None:
         with pytest.raises(NotFound, match="no experiment"):
             ask(daemon, method, f"/experiments/way{path}")
     assert json.dumps(whole).count('"scored"') == 3
+
+
+def test_what_a_scorer_brings_and_leaves_stays_in_a_plain_folder(daemon: Daemon, short_dir: Path) -> None:
+    """Such a fork sees all of this machine."""
+    daemon.client.create(name="box")
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("hidden"))
+    mine = short_dir / "mine"
+    mine.mkdir()
+    (mine / "kept").write_text("mine")
+    body = {
+        "refs": ["box"],
+        "argv": [
+            "/bin/sh",
+            "-c",
+            f'test -f "$SNAPSHOTD_ROOT{mine}/hidden" && printf %s "$1" > "$SNAPSHOTD_JUNIT"',
+            "sh",
+        ],
+        "files_b64": base64.b64encode(archive.getvalue()).decode(),
+    }
+    body["argv"].append('<testsuite><testcase name="one"/></testsuite>')
+    for where in (str(mine), f"/../..{mine}"):
+        for report in (f"/{new_id()}.xml", f"/../{new_id()}.xml"):
+            row = lines(daemon, "POST", "/score", {**body, "files_path": where, "junit": report})[-1]["rows"][0]
+            assert (row["score"], row["error"]) == (1.0, None)
+            assert not Path("/", report).exists()
+    assert os.listdir(mine) == ["kept"]
+    to = short_dir / "report.xml"
+    daemon.client.exec_junit("box", ["/bin/sh", "-c", 'echo "<testsuite/>" > "$SNAPSHOTD_JUNIT"'], to)
+    assert to.read_text().strip() == "<testsuite/>"

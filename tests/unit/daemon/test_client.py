@@ -550,8 +550,20 @@ def test_a_conflict_without_anybody_answering_is_told(startable: Path, daemon: D
 
 def test_in_anothers_state_directory_nobody_starts_one(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(DaemonUnavailable, match="only the owner"):
+    os.chown(short_dir, 4711, -1)
+    with pytest.raises(
+        DaemonUnavailable, match=r"belongs to user 4711 .mode 0700.; run the command as user 4711 or name a"
+    ):
         Snapshotd(short_dir).trajectories()
+    os.chown(short_dir, os.geteuid(), -1)
+    with pytest.raises(DaemonUnavailable, match="the mode 0700 of its state directory keeps user 0 out, whose it is"):
+        Snapshotd(short_dir).trajectories()
+
+
+def test_a_file_is_no_state_directory(short_dir: Path) -> None:
+    (short_dir / "file").touch()
+    with pytest.raises(UsageError, match="file is not a directory; choose another"):
+        Snapshotd(short_dir / "file").trajectories()
 
 
 def test_too_long_a_socket_path(tmp_path: Path) -> None:

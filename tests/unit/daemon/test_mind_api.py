@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from typing import Any
@@ -11,7 +12,7 @@ from starlette.requests import Request
 
 from snapshotd.daemon.http.decoding import check_json
 from snapshotd.daemon.http.peer import PEER_PID
-from snapshotd.daemon.http.routes.mind import _opener
+from snapshotd.daemon.http.routes.shared import opener_of
 from snapshotd.engine.base import Opener
 from snapshotd.engine.folders.places import open_folder
 from snapshotd.errors import LimitExceeded, Unsupported, UsageError
@@ -199,7 +200,7 @@ FILE = {"path_b64": b64(b"workspace/a"), "content_b64": None}
         ("/snapshots/box/edit", {"messages": [], "drop_messages": 1}, 400, "nothing to drop"),
         ("/snapshots/box/edit", {"add_messages": [{"role": "a\x1b", "content": 1}]}, 400, "role"),
         ("/snapshots/box/edit", {"name": "../x"}, 400, "cannot be a name"),
-        ("/snapshots/box/edit", {"env": {"A=B": ""}}, 400, "'A' cannot be an environment variable"),
+        ("/snapshots/box/edit", {"env": {"A=B": ""}}, 400, "'A=B' cannot be the name of an environment variable"),
         ("/snapshots/box/edit", {"env": {"A": "\ud800"}}, 400, "not Unicode"),
         ("/sandboxes", {"secrets": {"A": "\ud800"}}, 400, "the variable 'A' has text"),
         ("/sandboxes", {"program": "/\ud800"}, 400, "not Unicode"),
@@ -399,7 +400,7 @@ def test_values_that_nobody_could_keep_are_refused(shared_daemon: Daemon, body: 
 
 def test_a_folder_is_not_opened_for_a_client_whose_mounts_cannot_be_seen() -> None:
     """The kernel gives process id 0 for a peer outside of the daemon's process namespace."""
-    assert _opener(Request({"type": "http", "state": {PEER_PID: 7}})) == Opener(namespace_pid=7)
-    unseen = _opener(Request({"type": "http", "state": {PEER_PID: 0}}))
+    assert asyncio.run(opener_of(Request({"type": "http", "state": {PEER_PID: 7}}))) == Opener(namespace_pid=7)
+    unseen = asyncio.run(opener_of(Request({"type": "http", "state": {PEER_PID: 0}})))
     with pytest.raises(Unsupported, match="where the daemon runs"):
         open_folder("/var/tmp", HostUser(0, 0), unseen)

@@ -95,7 +95,8 @@ def test_who_may_connect() -> None:
 
     assert refusal(5, 0, inside, 0) is None
     assert refusal(5, 1000, inside, 1000) is None
-    assert "user 1000" in str(refusal(5, 1000, inside, 0))
+    assert "user 1000 may not use this daemon, which serves root only" in str(refusal(5, 1000, inside, 0))
+    assert "which serves root and user 1001 only; run the command as one" in str(refusal(5, 1000, inside, 1001))
     assert "user 1700000000" in str(refusal(66, 1_700_000_000, inside, 0)), "root of a user namespace"
     assert "process 66" in str(refusal(66, 0, inside, 0)), "root of a sandbox without one"
     assert refusal(0, 0, lambda pid: pytest.fail("nobody can look at process 0"), 0) is None
@@ -179,11 +180,21 @@ def test_state_directory_must_be_ours_alone(tmp_path: Path) -> None:
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
-    with pytest.raises(NotPermitted, match="mode 0777"):
+    with pytest.raises(
+        NotPermitted, match=rf"mode 0777\) can be written by others; `chmod 0700 {open_to_all}`, or choose"
+    ):
+        make_state_dir(open_to_all)
+    open_to_all.chmod(0o700)
+    os.chown(open_to_all, 4711, -1)
+    with pytest.raises(NotPermitted, match=r"belongs to user 4711, who could write into it; `chown` it to user 0, or"):
         make_state_dir(open_to_all)
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"not a directory|File exists"):
+    with pytest.raises(UsageError, match=r"is not a directory; choose another with --state-dir"):
         make_state_dir(tmp_path / "file")
+    with pytest.raises(
+        UsageError, match=r"cannot be made by user 0: a directory above it is none; choose another with"
+    ):
+        make_state_dir(tmp_path / "file" / "below")
 
 
 def test_bind_replaces_only_a_dead_socket(short_dir: Path) -> None:

@@ -110,7 +110,7 @@ def test_policies(daemon: Daemon) -> None:
         ("GET", "/snapshots/{box}/export?form=tar&whole=true", None, 400, "UsageError"),
         ("GET", "/snapshots/{box}/export?since=a%2Fb", None, 404, "NotFound"),
         ("POST", "/import?name=..%2Fx", None, 400, "UsageError"),
-        ("POST", "/import", None, 500, "DataLoss"),
+        ("POST", "/import", None, 400, "UsageError"),
         ("POST", "/mount", {"directory": "relative"}, 400, "UsageError"),
         ("POST", "/mount", {"directory": "/nul\0"}, 400, "UsageError"),
         ("POST", "/mount", {}, 400, "UsageError"),

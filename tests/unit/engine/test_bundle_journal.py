@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from snapshotd.engine.transfer.bundle import line_of
-from snapshotd.errors import Conflict, DataLoss, UsageError, VersionMismatch
+from snapshotd.errors import Conflict, UsageError, VersionMismatch
 from snapshotd.types import CallStatus, Ended, Message, RecordID, Snapshot
 from tests.records import begin, committed, ended_entry, follow, fork, make_call, make_entry
 from tests.unit.engine.bundles import STEPS, World, forged, members
@@ -193,7 +193,7 @@ def test_forged_lines_are_refused(
     worlds: tuple[World, World], line: list[Snapshot], number: int, change: Callable[[Any], object]
 ) -> None:
     here, there = worlds
-    with pytest.raises(DataLoss, match="malformed"):
+    with pytest.raises(UsageError, match="malformed"):
         there.take(edited(members(here.export(line)), number, change))
     assert there.is_empty()
 
@@ -226,7 +226,7 @@ def test_what_is_here_is_not_read_into_a_forged_line(worlds: tuple[World, World]
     there.catalog.add_trajectories([(mine, first)])
     secret = follow(first, messages=1)
     there.catalog.commit_snapshot(secret, [Message("user", "a secret")], expected_head=first.id)
-    with pytest.raises(DataLoss, match="malformed"):
+    with pytest.raises(UsageError, match="malformed"):
         there.take(edited(members(here.export(line)), 6, lambda d: d["snapshot"].update(follows=secret.id)))
     (imported,) = there.take(
         edited(members(here.export(line)), 0, lambda d: d["trajectory"].update(began=secret.id))
@@ -252,7 +252,7 @@ def test_a_program_began_on_the_way_to_its_trajectorys_head(
 def test_numbers_that_leave_no_room_are_refused(worlds: tuple[World, World], line: list[Snapshot]) -> None:
     here, there = worlds
     content = members(here.export(line[:1]))
-    with pytest.raises(DataLoss, match="malformed"):
+    with pytest.raises(UsageError, match="malformed"):
         there.take(edited(content, 0, lambda d: d["snapshot"].update(seq=(1 << 53) + 1)))
     assert there.is_empty()
     there.take(edited(content, 0, lambda d: d["snapshot"].update(seq=1 << 53)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,8 @@ class World:
         self.trajectory, self.first = begin(image)
         self.catalog.add_trajectories([(self.trajectory, self.first)])
         self.made: list[Any] = []
+        self.files = directory / "files"
+        self.files.mkdir()
         self.ending: Callable[[], object] = lambda: None
         self.waiting: Callable[[], object] = lambda: None
         context: Any = SimpleNamespace(
@@ -65,7 +68,9 @@ class World:
             trajectory=trajectory,
             head=head.id,
             ended=False,
-            root=SimpleNamespace(changed=False, base=head.id),
+            root=SimpleNamespace(
+                changed=False, base=head.id, revive=lambda: None, open_root=lambda: os.open(self.files, os.O_PATH)
+            ),
             lock=use.lock,
             writer=TrajectoryWriter(head.id, 0, 0),
             mind=UnsavedMind(),

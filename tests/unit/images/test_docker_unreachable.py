@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from snapshotd.errors import Unsupported
+from snapshotd.errors import NotFound, Unsupported
 from snapshotd.images.docker import DockerImages
 
 
@@ -20,3 +20,12 @@ def test_the_reason_is_the_systems_own(monkeypatch: pytest.MonkeyPatch, host: st
     monkeypatch.setenv("DOCKER_HOST", host)
     with pytest.raises(Unsupported, match=f"the Docker engine cannot be reached {reason}; start it"):
         DockerImages().inspect("debian:12")
+
+
+def test_an_error_that_the_caller_handles_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent")
+    try:
+        raise NotFound("there is no experiment")
+    except NotFound:
+        with pytest.raises(Unsupported, match=r"cannot be reached \(No such file or directory\)"):
+            DockerImages().inspect("debian:12")

@@ -9,7 +9,7 @@ import click
 from snapshotd.cli.command import connect, declare, is_local, json_option
 from snapshotd.cli.follow import note, patience
 from snapshotd.cli.text import print_json
-from snapshotd.cli.values import idle_option, local_folder, sandbox_keywords, sandbox_options
+from snapshotd.cli.values import idle_option, local_folder, make_image, sandbox_keywords, sandbox_options
 from snapshotd.cli.waiting import Wait, wait_option
 
 
@@ -32,12 +32,10 @@ def command(ctx: click.Context, /, wait: Wait | None, idle_timeout: float | None
     if options["workspace"] is not None and is_local(ctx):
         local_folder(options["workspace"], "workspace")
     client = connect(ctx)
-    if options["isolation"] is None:
-        client.ensure_image(options["image"], progress=note)
+    keywords = sandbox_keywords(options)
+    make_image(client, keywords, note)
     with patience():
-        trajectory, snapshot = client.create(
-            wait=wait or "captured", idle_timeout=idle_timeout or 0, **sandbox_keywords(options)
-        )
+        trajectory, snapshot = client.create(wait=wait or "captured", idle_timeout=idle_timeout or 0, **keywords)
     if as_json:
         print_json(
             {

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from snapshotd.cli import terminal
+from snapshotd.cli.background import service_of, service_options
 from snapshotd.cli.command import (
     CONTEXT_SETTINGS,
     CliCommand,
@@ -47,6 +48,7 @@ _EXAMPLES = [
     "snapshotd exec --if-head a1b2c3 box -- make release",
     "snapshotd exec --timeout 10m --json box -- pytest -q",
     "snapshotd exec --detach box -- python3 -m http.server 8000",
+    "snapshotd exec --detach --service db --ready pg_isready box -- postgres -D /data",
 ]
 
 
@@ -106,6 +108,7 @@ class _Exec(CliCommand):
     is_flag=True,
     help="Run it in the background and print its id; `attach`, `logs`, `kill` take that.",
 )
+@service_options
 @click.option("-w", "--cwd", metavar="DIR", help="Working directory in the sandbox.")
 @click.option(
     "-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on."
@@ -191,10 +194,18 @@ def command(
     standard input stays open for `snapshotd attach -i`; otherwise it is empty. `stop`, a rewind and the end of the
     trajectory's agent end it.
 
+    With --detach --service NAME it is a service: it is started again, and awaited, in every fork, rewind, resume and start
+    from a later snapshot, in throw-away forks too. It is ready once --ready CMD succeeds, and something listens on --port;
+    its id is printed then, and a snapshot declares it. `snapshotd ps`, `logs`, `port` and `kill` take its name, and
+    `snapshotd kill --remove` takes it away. It is no tool call, so its end leaves no snapshot.
+
     With --json: {"exit_code","timed_out","stdout","stderr","snapshot"}; output that is not UTF-8 is there as stdout_b64 or
     stderr_b64 too, and error if the sandbox reached a limit. With --detach: the
     command as `snapshotd ps --json` lists it.
     """
+    service = service_of(options)
+    if service is not None and not detach:
+        refuse("a service runs in the background; add --detach, or leave out --service")
     trajectory, argv = _split(list(words), after_dashes(ctx), snapshot is not None)
     if snapshot is not None:
         _check_throw_away(wait, if_head, idle_timeout)
@@ -211,7 +222,8 @@ def command(
                 "a command in the background has no throw-away fork, no --if-head, no terminal and no snapshot to wait for yet; leave out "
                 "--detach, or --snapshot, --if-head, -t and --wait"
             )
-        return _detached(connect(ctx), trajectory, argv, {**options, "stdin": interactive}, as_json)
+        own = {**options, "stdin": interactive, "service": service}
+        return _detached(connect(ctx), trajectory, argv, own, as_json)
     _give_input(ctx, options, "-" if interactive else from_file)
     if wait is not None:
         options["wait"] = wait

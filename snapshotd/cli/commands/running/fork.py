@@ -155,6 +155,8 @@ def command(
         idle_timeout=idle_timeout,
     )
     ids = [item.id for item in forked.trajectories]
+    for warning in forked.warnings:
+        note(printable(warning))
     if as_json:
         state = {} if wait is None else {"state": state_of(client, *(item.head for item in forked.trajectories))}
         print_json(

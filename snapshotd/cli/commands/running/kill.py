@@ -10,11 +10,17 @@ import click
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import complete_command, complete_trajectory
+from snapshotd.client.client import Snapshotd
 
 
 @declare(
     "kill",
-    examples=["snapshotd kill box 3c2f", "snapshotd kill -s INT box 3c2f", "snapshotd kill box $(snapshotd ps -q box)"],
+    examples=[
+        "snapshotd kill box 3c2f",
+        "snapshotd kill -s INT box 3c2f",
+        "snapshotd kill box $(snapshotd ps -q box)",
+        "snapshotd kill --remove box db",
+    ],
 )
 @click.option(
     "-s",
@@ -25,11 +31,16 @@ from snapshotd.cli.values import complete_command, complete_trajectory
     show_default=True,
     help="By name (TERM, SIGTERM) or number.",
 )
+@click.option(
+    "--remove", is_flag=True, help="COMMAND is a service: end it and take its declaration away, in a new snapshot."
+)
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
 @click.argument("commands", metavar="COMMAND...", nargs=-1, shell_complete=complete_command)
 @click.pass_context
-def command(ctx: click.Context, trajectory: str, commands: tuple[str, ...], name: str, as_json: bool) -> int:
+def command(
+    ctx: click.Context, trajectory: str, commands: tuple[str, ...], name: str, remove: bool, as_json: bool
+) -> int:
     """Send a signal to commands of a sandbox.
 
     COMMAND is an id that `snapshotd exec --detach` printed, or a prefix of it; `snapshotd ps TRAJECTORY` lists them, and
@@ -37,6 +48,10 @@ def command(ctx: click.Context, trajectory: str, commands: tuple[str, ...], name
     it started, but for daemons that have put off its environment; any other signal goes to the command's process group,
     as from a terminal. The command's snapshot is taken when it has ended. To end a sandbox with all that runs in it:
     `snapshotd stop`. With --json: an array of the commands as they were at the signal.
+
+    COMMAND may be the name of a service (`exec --detach --service`). A signal ends its process alone: it comes back with the
+    next fork, rewind or start of the sandbox. With --remove it does not: the new snapshot, and all that begins there, is
+    without it; its id is printed, and a stopped sandbox is started for that. With --json then: an array of the ids.
     """
     number = _number(name)
     if not commands:
@@ -45,6 +60,8 @@ def command(ctx: click.Context, trajectory: str, commands: tuple[str, ...], name
             "after a last snapshot"
         )
     client = connect(ctx)
+    if remove:
+        return _remove(client, trajectory, commands, as_json)
     found = [client.command(trajectory, ref) for ref in commands]  # none is signalled if one is unknown
     told = [client.signal_command(one.trajectory, one.id, number) for one in found]
     if as_json:
@@ -52,6 +69,16 @@ def command(ctx: click.Context, trajectory: str, commands: tuple[str, ...], name
         return 0
     for ref in commands:
         click.echo(ref)
+    return 0
+
+
+def _remove(client: Snapshotd, trajectory: str, services: tuple[str, ...], as_json: bool) -> int:
+    taken = [client.remove_service(trajectory, one).id for one in services]
+    if as_json:
+        print_json(taken)
+        return 0
+    for one in taken:
+        click.echo(one)
     return 0
 
 

@@ -19,6 +19,7 @@ _NOTE_EVERY_S = 1.0
 _EXAMPLES = [
     "snapshotd port box 8000",
     "snapshotd port box 8000:9000   # curl http://127.0.0.1:9000/",
+    "snapshotd port box db          # the port that the service db declares",
     "snapshotd port --unix /run/box.sock box 8000",
 ]
 
@@ -31,7 +32,9 @@ _EXAMPLES = [
 @click.argument("trajectory", shell_complete=complete_trajectory)
 @click.argument("port", metavar="PORT[:LOCAL]", type=PortPair())
 @click.pass_context
-def command(ctx: click.Context, trajectory: str, port: tuple[int, int | None], unix: str | None, as_json: bool) -> int:
+def command(
+    ctx: click.Context, trajectory: str, port: tuple[int | str, int | None], unix: str | None, as_json: bool
+) -> int:
     """Reach a server inside a sandbox at an address of this machine.
 
     Connections to 127.0.0.1:LOCAL (without LOCAL, or with 0: any free port) go to the TCP server on PORT in the sandbox,
@@ -41,6 +44,8 @@ def command(ctx: click.Context, trajectory: str, port: tuple[int, int | None], u
     Each connection looks for the sandbox anew, so it may be stopped and started meanwhile. A connection that cannot be
     made is closed, and standard error says why, each reason at most once a second. Every user of this machine may connect to
     127.0.0.1; --unix keeps others out.
+
+    For PORT, the name of a service stands for the port that it declares (`exec --detach --service`).
 
     With --json: {"address","trajectory","port"}.
     """

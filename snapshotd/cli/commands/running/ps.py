@@ -29,7 +29,10 @@ def command(ctx: click.Context, trajectory: str | None, quiet: bool, no_trunc: b
     ended ones of `snapshotd exec --detach`. `snapshotd kill` ends each. `snapshotd log TRAJECTORY` has the snapshot of
     every command. With --json: an array of
     {trajectory,name,container,pid,runtime,agent_running,started_at}, or of commands: {id,trajectory,argv,cwd,stdin,
-    timeout_s,background,started_at,status,exit_code,ended_at,snapshot,error}.
+    timeout_s,background,started_at,status,exit_code,ended_at,snapshot,error,service,service_state,restarts,port}.
+
+    A service (`exec --detach --service`) has its name, its state and how often it was started again: `starting`, `ready`,
+    `ended` or `failed` by itself, `stopped` with its sandbox or for a rewind. The columns are there if there is one.
     """
     client = connect(ctx)
     if trajectory is not None:
@@ -81,7 +84,7 @@ def _commands(found: list[CommandInfo], *, quiet: bool, no_trunc: bool, as_json:
             if item.status == "running":
                 click.echo(shown_id(item.id, full=no_trunc))
         return
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             shown_id(item.id, full=no_trunc),
             item.status,
@@ -92,7 +95,15 @@ def _commands(found: list[CommandInfo], *, quiet: bool, no_trunc: bool, as_json:
         )
         for item in found
     ]
-    table(("ID", "STATUS", "EXIT", "STARTED", "SNAPSHOT", "COMMAND"), rows, right=(2,))
+    heads: tuple[str, ...] = ("ID", "STATUS", "EXIT", "STARTED", "SNAPSHOT", "COMMAND")
+    if any(item.service for item in found):
+        heads = (*heads[:-1], "SERVICE", "STATE", "RESTARTS", heads[-1])
+        rows = [(*row[:-1], *_served(item), row[-1]) for row, item in zip(rows, found, strict=True)]
+    table(heads, rows, right=(2,))
+
+
+def _served(item: CommandInfo) -> tuple[str, str, str]:
+    return ("-", "-", "-") if item.service is None else (item.service, item.service_state or "-", str(item.restarts))
 
 
 def _line(item: CommandInfo, whole: bool) -> str:

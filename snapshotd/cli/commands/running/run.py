@@ -23,7 +23,7 @@ from snapshotd.cli.command import (
 from snapshotd.cli.commands.running.exec import in_terminal
 from snapshotd.cli.follow import follow, note, patience
 from snapshotd.cli.text import print_json
-from snapshotd.cli.values import local_file, local_folder, sandbox_keywords, sandbox_options
+from snapshotd.cli.values import local_file, local_folder, make_image, sandbox_keywords, sandbox_options
 from snapshotd.cli.waiting import Wait, settled, wait_option
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.local import profiles
@@ -142,8 +142,8 @@ def command(
     if reuse_replies and not reuse:
         refuse("--reuse-replies goes with --reuse; give both")
     client = connect(ctx)
-    if options["isolation"] is None:
-        client.ensure_image(options["image"], progress=None if quiet else note)
+    keywords = sandbox_keywords(options)
+    make_image(client, keywords, None if quiet else note)
     if options["isolation"] is None and not quiet and not places().is_root:
         _note_weaker(client)
     with patience():
@@ -154,7 +154,7 @@ def command(
             detach=detach,
             reuse=reuse,
             reuse_replies=reuse_replies,
-            **sandbox_keywords(options),
+            **keywords,
         )
     if detach:
         state = {} if wait is None else {"state": settled(client, trajectory.id, wait)}
@@ -181,8 +181,7 @@ def _check_terminal(both: bool, wanted: dict[str, Any], elsewhere: bool) -> None
 
 def _in_terminal(client: Snapshotd, wanted: dict[str, Any], user: str | None, quiet: bool, rest: dict[str, Any]) -> int:
     """A sandbox without an agent, with one command that has this terminal."""
-    if rest["runtime"] != "none":
-        client.ensure_image(rest["image"], progress=None if quiet else note)
+    make_image(client, rest, None if quiet else note)
     with patience():
         trajectory, _ = client.create(program=wanted.get("program"), **rest)
     options: dict[str, Any] = {"stdin": standard_input(), "env": {}, "user": user}

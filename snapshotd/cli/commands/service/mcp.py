@@ -71,6 +71,7 @@ def command(
         refuse("--token-file is for --http: give a port, or leave it out")
     from snapshotd.integrations.mcp import transports  # only then: a web server, which no other command needs
     from snapshotd.integrations.mcp.server import McpOptions, SnapshotdServer
+    from snapshotd.integrations.token_file import token_of
 
     client = connect(ctx)
     only = None if trajectory is None else client.trajectory(trajectory).id
@@ -81,6 +82,6 @@ def command(
         transports.serve_stdio(server)
         return 0
     path = token_file or client.state_dir / "mcp.token"
-    token = transports.token_of(path)
+    token = token_of(path)
     transports.serve_http(server, port, token, lambda address: click.echo(f"{address}  token in {path}", err=True))
     return 0

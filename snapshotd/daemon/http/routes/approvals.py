@@ -29,15 +29,8 @@ def approvals(service: ServiceDep, status: Annotated[t.ApprovalStatus | None, Qu
 def ask(body: AskRequest, service: ServiceDep) -> t.Approval | None:
     """Ask a person about a call of a program outside of the sandbox; with the same `call` again: what has been decided.
     null: the policy lets it run, and nobody is asked. Denied: the policy does not; Conflict: another call has the name."""
-    return service.engine.approvals.ask(
-        check_ref(body.trajectory, "trajectory"),
-        body.call,
-        body.tool,
-        check_json(body.arguments, "the arguments"),
-        side_effect=t.SideEffect(body.side_effect),
-        question=body.question,
-        expires_s=body.expires_s,
-    )
+    check_json(body.arguments, "the arguments")
+    return service.engine.approvals.ask(body)
 
 
 @handles(operations.APPROVAL)

@@ -10,16 +10,24 @@ from fastapi import Query, Request
 from starlette.responses import Response
 
 from snapshotd.api import operations
-from snapshotd.api.commands import BackgroundRequest, InputInfo, InputRequest, SignalRequest
+from snapshotd.api.commands import BackgroundRequest, InputInfo, InputRequest
 from snapshotd.daemon.http import streams
 from snapshotd.daemon.http.decoding import check_argv, data_bytes, environment
 from snapshotd.daemon.http.encoding import command_event
-from snapshotd.daemon.http.routes.shared import NamedDep, Ref, ServiceDep, handles, once_unless_abandoned
+from snapshotd.daemon.http.routes.shared import (
+    CommandRef,
+    NamedDep,
+    Ref,
+    ServiceDep,
+    handles,
+    once_unless_abandoned,
+    step_once,
+)
 from snapshotd.engine.base import CommandInfo
 from snapshotd.errors import Conflict, SandboxFailed
-from snapshotd.types import CallStatus, short
+from snapshotd.types import CallStatus, Snapshot, short
 
-CommandRef = Annotated[str, PathParameter(description="Unique prefix of the command's id.")]
+ServiceName = Annotated[str, PathParameter(max_length=64)]
 
 
 @handles(operations.START_COMMAND)
@@ -27,7 +35,8 @@ async def start_command(
     request: Request, ref: Ref, body: BackgroundRequest, service: ServiceDep, named: NamedDep
 ) -> CommandInfo:
     """Run a command in the background, as a tool call whose snapshot is taken when it ends. It is killed when the client
-    is gone before it has the answer."""
+    is gone before it has the answer. A `service` is ready when the answer comes, and a snapshot that declares it is taken:
+    it is started again wherever a sandbox begins from a later one."""
     engine = service.engine
     check_argv(body.argv)
     environment(body.env)
@@ -36,14 +45,17 @@ async def start_command(
         return engine.runs.exec_in_background(ref, body)
 
     def undo(info: CommandInfo) -> None:
+        if info.service is not None:
+            engine.runs.remove_service(info.trajectory, info.service)
+            return
         try:
             engine.runs.signal_command(info.trajectory, info.id, signal.SIGKILL)
         except Conflict:
             pass  # it has ended by itself
 
     def recalled(made: tuple[str, ...]) -> CommandInfo:
-        info = engine.runs.command(ref, made[0])
-        if info.status is CallStatus.UNKNOWN:
+        info = engine.runs.command(ref, made[0] if body.service is None else body.service.name)
+        if body.service is None and info.status is CallStatus.UNKNOWN:
             raise SandboxFailed(
                 f"the command {short(info.id)} may have run: the daemon was killed while it started the command, or the sandbox "
                 "was lost; look at the files before you start it again"
@@ -51,17 +63,6 @@ async def start_command(
         return info
 
     return await once_unless_abandoned(request, service, named, body, start, recalled, undo)
-
-
-@handles(operations.COMMANDS)
-def commands(ref: Ref, service: ServiceDep) -> list[CommandInfo]:
-    """Its background commands: those that run, and the newest of those that have ended, oldest first."""
-    return service.engine.runs.commands(ref)
-
-
-@handles(operations.COMMAND)
-def command(ref: Ref, command: CommandRef, service: ServiceDep) -> CommandInfo:
-    return service.engine.runs.command(ref, command)
 
 
 @handles(
@@ -80,10 +81,10 @@ async def command_events(
     )
 
 
-@handles(operations.SIGNAL_COMMAND)
-def signal_command(ref: Ref, command: CommandRef, body: SignalRequest, service: ServiceDep) -> CommandInfo:
-    """Send a signal to a command's process group; the one that kills, to all that it started."""
-    return service.engine.runs.signal_command(ref, command, body.signal)
+@handles(operations.REMOVE_SERVICE)
+def remove_service(ref: Ref, name: ServiceName, service: ServiceDep, named: NamedDep) -> Snapshot:
+    """End a service, and take a snapshot that does not declare it any more. A stopped sandbox is started for that."""
+    return step_once(service, named, None, lambda: service.engine.runs.remove_service(ref, name))
 
 
 @handles(operations.WRITE_COMMAND)

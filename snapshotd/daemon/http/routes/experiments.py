@@ -9,17 +9,17 @@ from fastapi import Query, Request
 from starlette.responses import Response
 
 from snapshotd.api import operations
-from snapshotd.api.experiments import BisectRequest, CompareRequest, ExperimentRequest, ScoreRequest
+from snapshotd.api.experiments import BisectRequest, ExperimentRequest, ScoreRequest
 from snapshotd.api.record import Json
 from snapshotd.api.trajectories import ForkQueueRequest
 from snapshotd.api.wire import check_ref
 from snapshotd.daemon.http import streams
 from snapshotd.daemon.http.attending import until_gone
-from snapshotd.daemon.http.decoding import bisect_request, experiment_request, fork_queue_request, score_request
+from snapshotd.daemon.http.decoding import check_argv, environment, experiment_request, scorer, variant
 from snapshotd.daemon.http.encoding import event, row_json, run_json
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.routes.shared import NamedDep, Ref, ServiceDep, handles, once
-from snapshotd.engine.experiments.base import Attendance, Comparison, QueuedFork, SnapshotScores, Tried
+from snapshotd.engine.experiments.base import Attendance, QueuedFork, SnapshotScores, Tried
 from snapshotd.scores import ScoredRun
 from snapshotd.terms import NAME_PATTERN
 
@@ -35,22 +35,16 @@ Name = Annotated[str, PathParameter(pattern=f"^{NAME_PATTERN.pattern}$", descrip
 async def fork_queue(request: Request, ref: Ref, body: ForkQueueRequest, service: ServiceDep) -> Response:
     """Fork a snapshot into more children than run at once: each runs its program to the end, then another begins. When the
     client goes away no other begins, and those that run go on."""
-    asked, attendance = fork_queue_request(body), Attendance()
+    check_argv(body.args or ())
+    variants, attendance = tuple(map(variant, body.variants)), Attendance()
 
     def produce(emit: streams.Emit) -> None:
         def on_child(child: QueuedFork) -> None:
             streams.require(emit(event("child", child)))
 
-        emit(event("result", service.engine.experiments.fork_queue(ref, asked, attendance, on_child)))
+        emit(event("result", service.engine.experiments.fork_queue(ref, body, variants, attendance, on_child)))
 
     return await streams.ndjson(service.streams, produce, attend=until_gone(request, attendance))
-
-
-@handles(operations.COMPARE)
-def compare(body: CompareRequest, service: ServiceDep) -> Comparison:
-    """Trajectories or snapshots side by side: calls aligned from the last snapshot that all have, files, and how each
-    came out."""
-    return service.engine.experiments.compare(list(map(check_ref, body.refs)))
 
 
 @handles(
@@ -61,13 +55,13 @@ def compare(body: CompareRequest, service: ServiceDep) -> Comparison:
 )
 async def score(request: Request, body: ScoreRequest, service: ServiceDep) -> Response:
     """Run a command in a throw-away fork of each snapshot, and rank them. It ends when the client goes away."""
-    asked, attendance = score_request(body), Attendance()
+    wanted, attendance = scorer(body), Attendance()
 
     def produce(emit: streams.Emit) -> None:
         def on_run(row: SnapshotScores, run: ScoredRun) -> None:
             streams.require(emit({"event": "run", **run_json(row, run)}))
 
-        rows = service.engine.experiments.score(asked, attendance, on_run)
+        rows = service.engine.experiments.score(body, wanted, attendance, on_run)
         emit({"event": "result", "rows": list(map(row_json, rows))})
 
     return await streams.ndjson(service.streams, produce, attend=until_gone(request, attendance))
@@ -81,13 +75,18 @@ async def score(request: Request, body: ScoreRequest, service: ServiceDep) -> Re
 async def bisect(request: Request, body: BisectRequest, service: ServiceDep) -> Response:
     """Find the first snapshot at which a command fails, by runs in throw-away forks: exit code 0 passes, 125 cannot
     tell, everything else fails. It ends when the client goes away."""
-    asked, attendance = bisect_request(body), Attendance()
+    check_argv(body.argv)
+    environment(body.env)
+    for ref in (body.ref, body.good, body.bad):
+        if ref is not None:
+            check_ref(ref)
+    attendance = Attendance()
 
     def produce(emit: streams.Emit) -> None:
         def on_tried(one: Tried) -> None:
             streams.require(emit(event("tried", one)))
 
-        emit(event("result", service.engine.experiments.bisect(asked, attendance, on_tried)))
+        emit(event("result", service.engine.experiments.bisect(body, attendance, on_tried)))
 
     return await streams.ndjson(service.streams, produce, attend=until_gone(request, attendance))
 

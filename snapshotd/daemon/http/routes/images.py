@@ -6,26 +6,28 @@ from collections.abc import Callable
 
 from starlette.responses import Response
 
+from snapshotd import types as t
 from snapshotd.api import operations
 from snapshotd.api.storage import EnsureImageRequest, ImageRequest
 from snapshotd.daemon.http import streams
+from snapshotd.daemon.http.decoding import given_limits
 from snapshotd.daemon.http.routes.shared import Service, ServiceDep, handles
 from snapshotd.engine.base import ProgressSink
 from snapshotd.errors import UsageError
-from snapshotd.types import Image
 
 _SAYS = 'Lines: `{"event":"progress","message"}`, at last `{"event":"result","image"}` or `{"event":"error","error"}`.'
 
 
 @handles(operations.IMAGES)
-def images(service: ServiceDep) -> list[Image]:
+def images(service: ServiceDep) -> list[t.Image]:
     return service.engine.images.list()
 
 
 @handles(operations.ENSURE_IMAGE, says=_SAYS)
 async def ensure(body: EnsureImageRequest, service: ServiceDep) -> Response:
     """The image that a sandbox of this name would start from. One that is not there is built or imported."""
-    return await _answer(service, lambda progress: service.engine.images.ensure(body.image, progress))
+    limits = t.Limits(**given_limits(body.limits))
+    return await _answer(service, lambda progress: service.engine.images.ensure(body.image, progress, limits))
 
 
 @handles(operations.BUILD_IMAGE, says=_SAYS)
@@ -54,7 +56,7 @@ def _checked(source: str) -> str:
     return source
 
 
-async def _answer(service: Service, make: Callable[[ProgressSink], Image]) -> Response:
+async def _answer(service: Service, make: Callable[[ProgressSink], t.Image]) -> Response:
     return await streams.ndjson(
         service.streams, lambda emit: streams.result(emit, "image", make(streams.progress_lines(emit)))
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Annotated
 
@@ -14,31 +15,15 @@ from starlette.responses import Response
 from snapshotd.api import operations
 from snapshotd.api.commands import ExecRequest
 from snapshotd.api.find import FIND_CHARS_MAX, FIND_MAX, FindInfo
-from snapshotd.api.snapshots import SnapshotRequest
-from snapshotd.api.trajectories import (
-    CreatedInfo,
-    CreateRequest,
-    ForkRequest,
-    NetworkInfo,
-    NetworkRequest,
-    RunAgentRequest,
-)
+from snapshotd.api.trajectories import CreatedInfo, CreateRequest, ForkRequest, RunAgentRequest
 from snapshotd.api.wire import LIST_MAX, LOG_MAX, STDIN_WINDOW_BYTES, check_ref
 from snapshotd.daemon.http import carrying, encoding, streams
 from snapshotd.daemon.http.attending import Lines, attend, until_gone
 from snapshotd.daemon.http.decoding import check_argv, environment, run_request, sandbox_request, variant
 from snapshotd.daemon.http.peer import client_pid
-from snapshotd.daemon.http.routes.shared import (
-    Named,
-    NamedDep,
-    Ref,
-    ServiceDep,
-    handles,
-    once,
-    once_unless_abandoned,
-    step_once,
-)
-from snapshotd.engine.base import STREAMS, Caller, ExecResult, Forked, OutputSink, SandboxInfo, Stream, output_event
+from snapshotd.daemon.http.problems import load_json
+from snapshotd.daemon.http.routes.shared import Named, NamedDep, Ref, ServiceDep, handles, once, once_unless_abandoned
+from snapshotd.engine.base import STREAMS, Caller, ExecResult, Forked, OutputSink, Stream, output_event
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import SandboxFailed, UsageError
 from snapshotd.types import Snapshot, Trajectory
@@ -83,12 +68,6 @@ async def create(request: Request, body: CreateRequest, service: ServiceDep, nam
     return CreatedInfo(encoding.trajectory(trajectory), encoding.snapshot(snapshot))
 
 
-@handles(operations.SANDBOXES)
-def sandboxes(service: ServiceDep) -> list[SandboxInfo]:
-    """The live sandboxes."""
-    return service.engine.runs.sandboxes()
-
-
 @handles(operations.RUN_AGENT)
 async def run(request: Request, body: RunAgentRequest, service: ServiceDep, named: NamedDep) -> Trajectory:
     """Start an agent; its events follow under /trajectories/{ref}/events. Stopped again when the client is gone before
@@ -109,22 +88,6 @@ async def run(request: Request, body: RunAgentRequest, service: ServiceDep, name
         lambda made: engine.snapshots.trajectory(made[0]),
         undo,
     )
-
-
-@handles(operations.TRAJECTORIES)
-def trajectories(service: ServiceDep) -> list[Trajectory]:
-    return service.engine.snapshots.trajectories()
-
-
-@handles(operations.TRAJECTORY)
-def trajectory(ref: Ref, service: ServiceDep) -> Trajectory:
-    return service.engine.snapshots.trajectory(ref)
-
-
-@handles(operations.REMOVE)
-def remove(ref: Ref, service: ServiceDep, force: Annotated[bool, Query()] = False) -> None:
-    """Forget a trajectory and free what only it used. A tag or a snapshot is refused: it names one of them, not all."""
-    service.engine.runs.remove(ref, force=force)
 
 
 @handles(operations.LOG)
@@ -158,34 +121,6 @@ def find(
     answer before."""
     chosen = None if trajectory is None else check_ref(trajectory, "trajectory")
     return service.engine.find.find(q, chosen, before=before, limit=limit)
-
-
-@handles(operations.STOP)
-def stop(ref: Ref, service: ServiceDep, discard: bool = False) -> Trajectory:
-    """Take a last snapshot if anything changed and end the sandbox. `discard`: without one."""
-    return service.engine.runs.stop(ref, discard=discard)
-
-
-@handles(operations.NETWORK)
-def network(ref: Ref, service: ServiceDep) -> NetworkInfo:
-    """The network of a trajectory's sandboxes, and what it refused since the last snapshot."""
-    return service.engine.runs.network(ref)
-
-
-@handles(operations.CHANGE_NETWORK)
-def change_network(ref: Ref, body: NetworkRequest, service: ServiceDep) -> NetworkInfo:
-    """Change the hosts that a trajectory's sandboxes reach; a running one from the answer on. Connections that are not
-    allowed any more are cut. `Conflict`: its network is none or bridge."""
-    return service.engine.runs.change_network(ref, body)
-
-
-@handles(operations.TAKE_SNAPSHOT)
-def take_snapshot(ref: Ref, body: SnapshotRequest, service: ServiceDep, named: NamedDep) -> Snapshot:
-    """Take a snapshot of a running sandbox as it is now. Processes in it run on. `Conflict`: it does not run, its
-    program is being replayed, or the name is taken."""
-    return step_once(
-        service, named, body, lambda: service.engine.runs.take_snapshot(ref, name=body.name, if_changed=body.if_changed)
-    )
 
 
 @handles(
@@ -281,7 +216,11 @@ async def fork(request: Request, ref: Ref, body: ForkRequest, service: ServiceDe
 
 def _body(line: bytes) -> ExecRequest:
     try:
+        load_json(line)
         return _EXEC_REQUEST.validate_json(line)
+    except json.JSONDecodeError as exc:
+        detail = {"type": "json_invalid", "loc": ("body", exc.pos), "ctx": {"error": exc.msg}}
+        raise RequestValidationError([detail]) from exc
     except ValidationError as exc:
         raise RequestValidationError(exc.errors()) from exc
 

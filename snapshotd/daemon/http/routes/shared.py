@@ -12,7 +12,7 @@ import pathlib
 import pwd
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
@@ -29,9 +29,11 @@ from snapshotd.api.wire import API_PREFIX, KEY_HEADER, RECALL_HEADER, check_ref
 from snapshotd.daemon.http.carrying import ConnectionLimit
 from snapshotd.daemon.http.counting import RequestCounts
 from snapshotd.daemon.http.encoding import json_bytes
-from snapshotd.daemon.http.peer import PEER_UID
+from snapshotd.daemon.http.peer import PEER_UID, client_pid
+from snapshotd.daemon.http.problems import check_query, load_json
 from snapshotd.daemon.http.streams import JSON, StreamLimit
 from snapshotd.daemon.http.watching import Watchers
+from snapshotd.engine.base import Opener
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import UsageError
 from snapshotd.kernel import turns
@@ -80,6 +82,22 @@ class JsonRoute(APIRoute):
 
         super().__init__(path, answering, **options)
 
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle, known = super().get_route_handler(), {field.alias for field in self.dependant.query_params}
+
+        async def strictly(request: Request) -> Response:
+            check_query(request.query_params.multi_items(), known)
+            return await handle(_Strict(request.scope, request.receive))
+
+        return strictly
+
+
+class _Strict(Request):
+    """A request in whose JSON each name stands once."""
+
+    async def json(self) -> Any:
+        return load_json(await self.body())
+
 
 ROUTER = APIRouter(
     route_class=JsonRoute,
@@ -91,9 +109,12 @@ first request."""
 H = TypeVar("H", bound=Callable[..., Any])
 
 
-def handles(operation: Operation[Any], says: str | None = None, takes: str | None = None) -> Callable[[H], H]:
+def handles(
+    operation: Operation[Any], says: str | None = None, takes: str | None = None, about: str | None = None
+) -> Callable[[H], H]:
     """Registers the handler of an operation. It returns values of the engine, or records (`encoding.py`), or the Response
-    that streams the answer. `says`, `takes`: description of a streamed answer, and of a streamed body."""
+    that streams the answer. `says`, `takes`: description of a streamed answer, and of a streamed body. `about`: that of the
+    operation, in place of the handler's docstring."""
     options: dict[str, Any] = {"response_model": operation.answer}
     if isinstance(operation.answer, str):
         described: dict[str, Any] = {"content": {operation.answer: {}}, "description": says or "Raw bytes."}
@@ -109,6 +130,7 @@ def handles(operation: Operation[Any], says: str | None = None, takes: str | Non
             methods=[operation.method],
             status_code=operation.status,
             tags=[operation.subject],
+            description=about,
             dependencies=[Depends(_check_ref)] if "{ref}" in operation.path else None,
             **options,
         )
@@ -129,12 +151,21 @@ Ref = Annotated[
         description="A tag, a name, or a unique prefix of an id; for a snapshot also a trajectory (its head)."
     ),
 ]
+CommandRef = Annotated[str, PathParameter(description="Unique prefix of the command's id, or a service's name.")]
 PathB64 = Annotated[str, Query(description="Path in the sandbox, relative to its root, as base64 of its bytes.")]
 
 
 async def _check_ref(request: Request) -> None:
     """NotFound for a ref in the URL that nothing can have."""
     check_ref(request.path_params["ref"])
+
+
+async def opener_of(request: Request) -> Opener:
+    """The client, for a verb that opens its folder."""
+    return Opener(namespace_pid=client_pid(request) or None)
+
+
+OpenerDep = Annotated[Opener, Depends(opener_of)]
 
 
 def user_of(request: Request) -> str:

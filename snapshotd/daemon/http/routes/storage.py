@@ -9,7 +9,7 @@ from fastapi import Query, Request
 from starlette.responses import Response
 
 from snapshotd.api import operations
-from snapshotd.api.storage import CheckRequest, MountRequest, Policy, PruneRequest, UsageInfo
+from snapshotd.api.storage import CheckRequest, MountRequest, Policy, PruneRequest
 from snapshotd.api.wire import check_ref
 from snapshotd.daemon.http import streams
 from snapshotd.daemon.http.decoding import absolute, check_name
@@ -21,12 +21,6 @@ from snapshotd.errors import Unsupported
 _Line = Annotated[str | None, Query(description="A trajectory, for its own policy; else the global one.")]
 _SAYS = 'Lines: `{"event":"progress","message"}`, at last `{"event":"result",%s}` or `{"event":"error","error"}`.'
 _REPORT = _SAYS % '"report"'
-
-
-@handles(operations.USAGE)
-def usage(service: ServiceDep) -> UsageInfo:
-    """Disk use."""
-    return service.engine.storage.usage()
 
 
 @handles(operations.POLICY)

@@ -12,6 +12,7 @@ import pytest
 
 from snapshotd.client import AsyncSnapshotd
 from snapshotd.errors import Conflict, NotPermitted, SnapshotdError, UsageError
+from snapshotd.integrations.token_file import token_of
 from tests.mcp_rig import server_over
 
 TOKEN = "t" * 32
@@ -71,17 +72,17 @@ def test_who_gets_in(transports: Any, server: Any, headers: dict[str, Any], stat
 
 def test_the_token_is_made_once_and_for_its_user_alone(transports: Any, tmp_path: Path) -> None:
     path = tmp_path / "token"
-    token = transports.token_of(path)
+    token = token_of(path)
     assert (len(token) > 40, stat.S_IMODE(path.stat().st_mode)) == (True, 0o600)
-    assert transports.token_of(path) == token
+    assert token_of(path) == token
     path.chmod(0o644)
     with pytest.raises(NotPermitted, match="chmod 600"):
-        transports.token_of(path)
+        token_of(path)
     if os.geteuid() == 0:
         path.chmod(0o600)
         os.chown(path, 1234, 1234)
         with pytest.raises(NotPermitted):
-            transports.token_of(path)
+            token_of(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"short\n", b"\xff" * 40, b"two words of some length\nand lines\n"])
@@ -90,13 +91,13 @@ def test_a_file_without_a_token(transports: Any, tmp_path: Path, content: bytes)
     path.write_bytes(content)
     path.chmod(0o600)
     with pytest.raises(UsageError, match=str(path)):
-        transports.token_of(path)
+        token_of(path)
 
 
 @pytest.mark.parametrize("name", ["none/token", "."])
 def test_no_place_for_a_token(transports: Any, tmp_path: Path, name: str) -> None:
     with pytest.raises(SnapshotdError, match="another token file"):
-        transports.token_of(tmp_path / name)
+        token_of(tmp_path / name)
 
 
 def test_a_taken_port(transports: Any, server: Any) -> None:

@@ -1,0 +1,1 @@
+"""Services of sandboxes: their declarations, and their starts."""

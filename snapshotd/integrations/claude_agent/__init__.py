@@ -1,0 +1,6 @@
+"""Sessions of the Claude Agent SDK in snapshotd, bound to snapshots of the working folder: `pip install
+'snapshotd[claude-agent]'` (docs/integrations/claude-agent.md)."""
+
+from snapshotd.integrations.claude_agent.store import SnapshotdSessionStore
+
+__all__ = ["SnapshotdSessionStore"]

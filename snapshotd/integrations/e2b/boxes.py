@@ -1,0 +1,209 @@
+"""The life of sandboxes: made, paused, resumed, forked, ended, and ended when their time is over.
+
+A sandbox is a trajectory. Paused, it is stopped, with a last snapshot; resumed, it is started from that: its files are there,
+and its programs are not. Killed, it is stopped and the server forgets it; its history stays with the daemon, unless the
+server was told to remove it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import heapq
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from typing import Any
+from weakref import WeakValueDictionary
+
+from snapshotd.api.trajectories import TrajectoryInfo
+from snapshotd.client import AsyncSnapshotd
+from snapshotd.client.exchange import keyed
+from snapshotd.errors import Conflict, NotFound, SnapshotdError
+from snapshotd.integrations.e2b.failures import WireError, gone
+from snapshotd.integrations.e2b.records import Box, Records
+
+_AGAIN_S = 5.0
+_log = logging.getLogger(__name__)
+
+Leaver = Callable[[str], Awaitable[object]]
+Starter = Callable[[Box], Awaitable[object]]
+
+
+class Boxes:
+    """`on_leave` is told of a sandbox before its processes end, `on_start` of one that has been started. Errors: those of
+    the daemon, and WireError."""
+
+    def __init__(
+        self, client: AsyncSnapshotd, records: Records, on_leave: Leaver, on_start: Starter, *, removes: bool = False
+    ) -> None:
+        """`removes`: a sandbox that was killed is removed, with its history."""
+        self._client, self._records, self._on_leave, self._on_start = client, records, on_leave, on_start
+        self._removes = removes
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._ends: list[tuple[float, str]] = []
+        self._sooner = asyncio.Event()
+
+    # -- the set of sandboxes ------------------------------------------------------------------------------------------
+
+    async def find(self, owner: str | None, sandbox: str) -> Box:
+        """A sandbox of this owner; None: whosever it is. WireError: there is none."""
+        box = await self._records.find(Box, sandbox)
+        if box is None or owner not in (None, box.owner):
+            raise WireError("not_found", f"sandbox {sandbox!r} not found")
+        return box
+
+    async def all_of(self, owner: str | None) -> list[Box]:
+        where = {} if owner is None else {"owner": owner}
+        return [box async for box in self._records.all_of(Box, **where)]
+
+    async def running(self, sandbox: str) -> Box:
+        """A sandbox for a request within it. WireError: there is none that runs."""
+        box = await self._records.find(Box, sandbox)
+        if box is not None and box.paused and box.resumes:
+            box, _ = await self.resume(box.owner, sandbox, None)
+        if box is None or box.paused:
+            raise gone(sandbox)
+        return box
+
+    # -- their life ----------------------------------------------------------------------------------------------------
+
+    async def create(self, snapshot: str, variant: dict[str, Any], draft: Box, *, key: str | None = None) -> Box:
+        """A sandbox from a snapshot; `variant`: its network and limits. `draft`: what it is to be, without its id. `key`:
+        under it, it is made once."""
+        with keyed(f"e2b {draft.owner} {key}") if key is not None else contextlib.nullcontext():
+            made = await self._client.fork(snapshot, variants={"sandbox": variant}, idle_timeout=0)
+        if key is not None and (known := await self._records.find(Box, made.trajectories[0].id)) is not None:
+            return known
+        return await self._add(made.trajectories[0], draft)
+
+    async def fork(self, owner: str, sandbox: str, count: int, timeout_s: float) -> list[Box]:
+        """`count` sandboxes with the files that it has now. All or none."""
+        box = await self.find(owner, sandbox)
+        snapshot = await self.take_snapshot(box)
+        now = time.time()
+        forked = (await self._client.fork(snapshot, count, idle_timeout=0)).trajectories
+        draft = dataclasses.replace(box, started_at=now, ends_at=now + timeout_s, paused=False)
+        return [await self._add(one, draft) for one in forked]
+
+    async def _add(self, info: TrajectoryInfo, draft: Box) -> Box:
+        box = dataclasses.replace(draft, id=info.id)
+        await self._put(box)
+        try:
+            await self._on_start(box)
+        except BaseException:
+            await self.kill(box.owner, box.id)
+            raise
+        return box
+
+    async def take_snapshot(self, box: Box) -> str:
+        """The id of a snapshot of its files as they are now."""
+        try:
+            return (await self._client.take_snapshot(box.id, if_changed=True)).id
+        except Conflict:
+            return (await self._client.snapshot(box.id)).id  # it does not run: its head is that
+
+    async def set_end(self, owner: str, sandbox: str, timeout_s: float) -> None:
+        """It ends so many seconds from now."""
+        async with self._lock(sandbox):
+            box = await self.find(owner, sandbox)
+            if box.paused:
+                raise WireError("aborted", f"sandbox {sandbox} is paused; connect to it first")
+            await self._put(dataclasses.replace(box, ends_at=time.time() + timeout_s))
+
+    async def pause(self, owner: str | None, sandbox: str) -> None:
+        """WireError: it is paused already."""
+        async with self._lock(sandbox):
+            box = await self.find(owner, sandbox)
+            if box.paused:
+                raise WireError("aborted", f"sandbox {sandbox} is already paused")
+            await self._on_leave(sandbox)
+            await self._client.stop(sandbox)
+            await self._put(dataclasses.replace(box, paused=True))
+
+    async def resume(self, owner: str, sandbox: str, timeout_s: float | None) -> tuple[Box, bool]:
+        """The sandbox, running, and if it was paused. Its end is so many seconds from now; if it ran, no sooner than it
+        was."""
+        async with self._lock(sandbox):
+            box = await self.find(owner, sandbox)
+            paused = box.paused
+            ends_at = time.time() + (300.0 if timeout_s is None else timeout_s)
+            if paused:
+                await self._client.make_dir(sandbox, "/")  # starts it
+                box = dataclasses.replace(box, paused=False, ends_at=ends_at)
+                await self._put(box)
+                await self._on_start(box)
+            elif timeout_s is not None and ends_at > box.ends_at:
+                box = dataclasses.replace(box, ends_at=ends_at)
+                await self._put(box)
+            return box, paused
+
+    async def kill(self, owner: str | None, sandbox: str) -> None:
+        """WireError: there is no such sandbox."""
+        async with self._lock(sandbox):
+            box = await self.find(owner, sandbox)
+            await self._on_leave(sandbox)
+            try:
+                await self._end(sandbox)
+            except NotFound:
+                pass  # somebody has removed it
+            await self._records.drop(box)
+
+    async def _end(self, sandbox: str) -> None:
+        if self._removes:
+            try:
+                await self._client.remove(sandbox, force=True)
+                return
+            except Conflict:
+                pass  # it has forks, which need its snapshots
+        await self._client.stop(sandbox)
+
+    async def _put(self, box: Box) -> None:
+        await self._records.put(box)
+        if not box.paused:
+            heapq.heappush(self._ends, (box.ends_at, box.id))
+            self._sooner.set()
+
+    def _lock(self, sandbox: str) -> asyncio.Lock:
+        """Changes of one sandbox come one behind the other."""
+        lock = self._locks.get(sandbox)
+        if lock is None:
+            lock = self._locks[sandbox] = asyncio.Lock()
+        return lock
+
+    # -- their end -----------------------------------------------------------------------------------------------------
+
+    async def watch_ends(self) -> None:
+        """End each sandbox when its time is over, also those that an earlier server made. Never returns."""
+        for box in await self.all_of(None):
+            if not box.paused:
+                heapq.heappush(self._ends, (box.ends_at, box.id))
+        failed = defaultdict[str, int](int)
+        while True:
+            self._sooner.clear()
+            wait_s = self._ends[0][0] - time.time() if self._ends else None
+            if wait_s is None or wait_s > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._sooner.wait(), wait_s)
+                continue
+            _, sandbox = heapq.heappop(self._ends)
+            try:
+                await self._end_in_time(sandbox)
+                failed.pop(sandbox, None)
+            except WireError:
+                pass  # it has been ended meanwhile
+            except SnapshotdError as exc:
+                failed[sandbox] += 1
+                _log.warning("sandbox %s is not ended yet: %s", sandbox, exc)
+                heapq.heappush(self._ends, (time.time() + _AGAIN_S * failed[sandbox], sandbox))
+
+    async def _end_in_time(self, sandbox: str) -> None:
+        box = await self.find(None, sandbox)
+        if box.paused or box.ends_at > time.time():
+            return  # its time was changed: another entry has it
+        if box.pauses_at_end:
+            await self.pause(None, sandbox)
+        else:
+            await self.kill(None, sandbox)

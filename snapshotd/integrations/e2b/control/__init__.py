@@ -1,0 +1,1 @@
+"""The control API: sandboxes, snapshots and templates."""

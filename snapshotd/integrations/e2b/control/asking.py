@@ -1,0 +1,122 @@
+"""The wishes of a client, read from the body of its request. WireError: it is of the wrong form, or is not done here."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from starlette.requests import Request
+
+from snapshotd.api.record import Json
+from snapshotd.api.wire import TIMEOUT_MAX_S
+from snapshotd.integrations.e2b.failures import WireError, unsupported
+
+BODY_MAX_BYTES = 1 << 20
+TIMEOUT_S = 300
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+ALL_TRAFFIC = "0.0.0.0/0"
+
+
+async def body(request: Request) -> Json:
+    """The JSON object that was sent; empty if nothing was."""
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > BODY_MAX_BYTES:
+            raise WireError("too_large", f"the body has more than {BODY_MAX_BYTES} bytes")
+    try:
+        found = json.loads(data or b"{}")
+    except (ValueError, RecursionError) as exc:
+        raise WireError("invalid_argument", f"the body is no JSON: {exc}") from exc
+    if not isinstance(found, dict):
+        raise WireError("invalid_argument", "the body has to be a JSON object")
+    return found
+
+
+def number(given: Json, name: str, default: float | None = None, *, least: float = 0) -> float:
+    """A number of the body. Without a default it has to be there."""
+    found = given.get(name)
+    if found is None and default is not None:
+        return default
+    if isinstance(found, bool) or not isinstance(found, int | float) or not least <= found < math.inf:
+        raise WireError("invalid_argument", f"`{name}` has to be a number from {least:g} on")
+    return found
+
+
+def seconds(given: Json, name: str = "timeout", default: float | None = TIMEOUT_S) -> float:
+    return min(number(given, name, default), TIMEOUT_MAX_S)
+
+
+def texts(given: Json, name: str) -> dict[str, str]:
+    """Texts by their names."""
+    found = given.get(name) or {}
+    if not isinstance(found, dict) or not all(isinstance(one, str) and "\0" not in one for one in found.values()):
+        raise WireError("invalid_argument", f"`{name}` has to be an object of texts")
+    return found
+
+
+def maybe_text(given: Json, name: str) -> str | None:
+    found = given.get(name)
+    if found is not None and (not isinstance(found, str) or "\0" in found):
+        raise WireError("invalid_argument", f"`{name}` has to be a text")
+    return found or None
+
+
+def name_and_tag(given: str | None) -> tuple[str, str | None]:
+    """The parts of NAME or NAME:TAG."""
+    name, colon, tag = (given or "").partition(":")
+    if not _NAME.fullmatch(name) or (colon and not _TAG.fullmatch(tag)):
+        raise WireError(
+            "invalid_argument",
+            f"{given!r} is no name; use letters, digits, '.', '_', '-' and '/', and a tag behind ':'",
+        )
+    return name, tag or None
+
+
+def tags(given: Json) -> list[str]:
+    found = given.get("tags") or []
+    if not isinstance(found, list) or not all(isinstance(one, str) and _TAG.fullmatch(one) for one in found):
+        raise WireError("invalid_argument", "`tags` has to be a list of tags: letters, digits, '.', '_' and '-'")
+    return found
+
+
+def no_memory(given: Json) -> None:
+    """Refuses a snapshot that has to have the memory of programs."""
+    if given.get("memory") is True:
+        raise unsupported(
+            "snapshots of memory",
+            "its snapshots have the files: leave the mode out, or say `filesystem`; programs start anew",
+        )
+
+
+def no_extras(given: Json) -> None:
+    """Refuses what a new sandbox cannot have."""
+    for name, what in (("mcp", "MCP gateway"), ("iam", "workload identities"), ("volumeMounts", "volumes")):
+        if given.get(name):
+            raise unsupported(what, f"leave `{name}` out")
+
+
+def network(given: Json, default: str) -> str:
+    """The network that a sandbox is to have, in the daemon's words. `given` has `allow_internet_access` and the lists of addresses."""
+    for name in ("egressProxy", "rules", "dnsServers", "httpsPorts", "maskRequestHost"):
+        if given.get(name):
+            raise unsupported(f"`{name}` for a network", "leave it out")
+    allow, deny = _addresses(given, "allowOut"), _addresses(given, "denyOut")
+    internet = given.get("allow_internet_access")
+    if internet is False or ALL_TRAFFIC in deny:
+        if allow:
+            raise unsupported("networks of some addresses", "allow all traffic or none")
+        return "none"
+    if [one for one in deny if one != ALL_TRAFFIC]:
+        raise unsupported("networks without some addresses", "allow all traffic or none")
+    return default if internet is None and not allow else "bridge"
+
+
+def _addresses(given: Json, name: str) -> list[str]:
+    found: Any = given.get(name) or []
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise WireError("invalid_argument", f"`{name}` has to be a list of addresses")
+    return found

@@ -1,0 +1,274 @@
+"""The control API about templates and their builds. A build goes on in this server; one that is cut off with it is forgotten,
+and its client meets a build that is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from uuid import uuid4
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from snapshotd.api.record import Json
+from snapshotd.client import AsyncSnapshotd
+from snapshotd.errors import SnapshotdError
+from snapshotd.integrations.e2b.control import asking
+from snapshotd.integrations.e2b.control.building import Builder, TemplateBuild, moment, new_build, note
+from snapshotd.integrations.e2b.control.sandboxes import ENVD_VERSION, Handler, SandboxRoutes
+from snapshotd.integrations.e2b.control.templates import DEFAULT_TAG, TemplateCatalog
+from snapshotd.integrations.e2b.failures import WireError, answer, unsupported
+from snapshotd.integrations.e2b.keys import AccessKeys
+from snapshotd.integrations.e2b.people import People
+from snapshotd.integrations.e2b.records import BoxTemplate, Build, build_of
+
+UPLOAD_MAX_BYTES = 4 << 30
+_KEPT_BUILDS = 1000
+_LOG_PAGE = 100
+_DIGEST = re.compile(r"[0-9a-f]{16,128}")
+_log = logging.getLogger(__name__)
+
+
+class BuildRoutes:
+    """The builds of this server, and the archives that clients upload for them."""
+
+    def __init__(
+        self,
+        client: AsyncSnapshotd,
+        people: People,
+        templates: TemplateCatalog,
+        sandboxes: SandboxRoutes,
+        keys: AccessKeys,
+    ) -> None:
+        self._client, self._people, self._templates, self._sandboxes = client, people, templates, sandboxes
+        self._keys = keys
+        self._builds: dict[str, TemplateBuild] = {}
+        self._folder = Path(tempfile.mkdtemp(prefix="snapshotd-e2b-"))
+
+    def routes(self, given: Callable[[Handler], Callable[[Request], Awaitable[Response]]]) -> list[Route]:
+        """`given`: a handler that gets the owner of the request's key."""
+        one = "/templates/{template:path}"
+        rows: list[tuple[str, str, Handler]] = [
+            ("POST", "/v3/templates", self._request),
+            ("POST", "/v2/templates/{template}/builds/{build}", self._start),
+            ("GET", "/templates/{template}/builds/{build}/status", self._status),
+            ("GET", "/templates/{template}/files/{digest}", self._upload_link),
+            ("GET", "/templates/aliases/{template:path}", self._alias),
+            ("POST", "/templates/tags", self._tag),
+            ("DELETE", "/templates/tags", self._untag),
+            ("GET", "/templates/{template:path}/tags", self._tags),
+            ("GET", "/templates", self._list),
+            ("GET", "/v2/templates", self._list),
+            ("GET", one, self._get),
+            ("DELETE", one, self._remove),
+        ]
+        upload = Route("/templates/uploads/{digest}", self._upload, methods=["PUT"], name="upload")
+        return [upload, *(Route(path, given(handler), methods=[method]) for method, path, handler in rows)]
+
+    async def close(self) -> None:
+        """End the builds that go on, and remove what was uploaded."""
+        tasks = [one.task for one in self._builds.values() if one.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    async def _request(self, owner: str, request: Request) -> Response:
+        given = await asking.body(request)
+        name, tag = asking.name_and_tag(asking.maybe_text(given, "name"))
+        tags = [*dict.fromkeys([*([tag] if tag else []), *asking.tags(given)])] or [DEFAULT_TAG]
+        cpus, memory = given.get("cpuCount"), given.get("memoryMB")
+        known = await self._templates.named(owner, name)
+        building = TemplateBuild(
+            new_build(),
+            owner,
+            known.id if known is not None else uuid4().hex[:20],
+            name,
+            tags,
+            None if cpus is None else asking.number(given, "cpuCount", least=0.01),
+            None if memory is None else int(asking.number(given, "memoryMB", least=16)),
+        )
+        for old in [one for one in self._builds.values() if one.task is None or one.task.done()][:-_KEPT_BUILDS]:
+            del self._builds[old.id]
+        self._builds[building.id] = building
+        told = {"templateID": building.template, "buildID": building.id, "public": False, "names": [name]}
+        return JSONResponse({**told, "aliases": [name], "tags": tags}, 202)
+
+    async def _start(self, owner: str, request: Request) -> Response:
+        given, building = await asking.body(request), self._find(owner, request)
+        if building.task is not None:
+            raise WireError("aborted", f"build {building.id} has begun already")
+        if given.get("fromImageRegistry"):
+            raise unsupported("credentials of registries", "import the image (`snapshotd image import`) and name it")
+        image, base = asking.maybe_text(given, "fromImage"), asking.maybe_text(given, "fromTemplate")
+        if (image is None) == (base is None):
+            raise WireError("invalid_argument", "give either `fromImage` or `fromTemplate`")
+        steps = given.get("steps") or []
+        if not isinstance(steps, list) or not all(isinstance(one, dict) for one in steps):
+            raise WireError("invalid_argument", "`steps` has to be a list of objects")
+        source = None if base is None else (await self._templates.build_of(owner, base))[1]
+        start, ready = asking.maybe_text(given, "startCmd"), asking.maybe_text(given, "readyCmd")
+        building.status = "building"
+        building.task = asyncio.create_task(self._build(building, image, source, steps, start, ready))
+        return Response(status_code=202)
+
+    async def _build(
+        self,
+        building: TemplateBuild,
+        image: str | None,
+        base: Build | None,
+        steps: list[Json],
+        start: str | None,
+        ready: str | None,
+    ) -> None:
+        builder = Builder(self._client, self._people, building, self._file, self._sandboxes.network)
+        try:
+            wanted = None if image is None else self._templates.image(image)
+            build = await builder.build(wanted, base, steps, start, ready)
+            await self._templates.put(building.owner, building.template, building.name, building.tags, build)
+            note(building, "Build finished")
+            building.status = "ready"
+        except (SnapshotdError, WireError) as exc:
+            building.reason = building.reason or {"message": exc.message}
+            note(building, building.reason["message"], level="error")
+            building.status = "error"
+        except Exception:  # noqa: BLE001 - the task's top: its client asks how it ended
+            _log.exception("build %s failed", building.id)
+            building.reason, building.status = {"message": "the server has a defect; its log says more"}, "error"
+
+    async def _status(self, owner: str, request: Request) -> Response:
+        building = self._find(owner, request)
+        offset = request.query_params.get("logsOffset", "0")
+        if not offset.isdecimal():
+            raise WireError("invalid_argument", "`logsOffset` has to be a number")
+        entries = building.log[int(offset) : int(offset) + _LOG_PAGE]
+        told: Json = {"buildID": building.id, "templateID": building.template, "status": building.status}
+        if building.reason is not None:
+            told["reason"] = building.reason
+        return JSONResponse({**told, "logEntries": entries, "logs": [one["message"] for one in entries]})
+
+    def _find(self, owner: str, request: Request) -> TemplateBuild:
+        building = self._builds.get(request.path_params["build"])
+        if building is None or building.owner != owner or building.template != request.path_params["template"]:
+            raise WireError("not_found", "there is no such build; begin it anew")
+        return building
+
+    # -- archives ------------------------------------------------------------------------------------------------------
+
+    def _file(self, digest: str) -> Path:
+        """WireError: it was not uploaded."""
+        path = self._folder / digest
+        if not _DIGEST.fullmatch(digest) or not path.is_file():
+            raise WireError("not_found", "the files of the step were not uploaded; upload them first")
+        return path
+
+    async def _upload_link(self, owner: str, request: Request) -> Response:
+        digest = request.path_params["digest"]
+        if not _DIGEST.fullmatch(digest):
+            raise WireError("invalid_argument", "the hash of the files has to be hexadecimal")
+        url = request.url_for("upload", digest=digest).include_query_params(signature=self._sign(digest))
+        return JSONResponse({"present": (self._folder / digest).is_file(), "url": str(url)}, 201)
+
+    def _sign(self, digest: str) -> str:
+        return hmac.new(self._keys.secret, f"upload:{digest}".encode(), hashlib.sha256).hexdigest()
+
+    async def _upload(self, request: Request) -> Response:
+        digest = request.path_params["digest"]
+        if not hmac.compare_digest(request.query_params.get("signature", "").encode(), self._sign(digest).encode()):
+            return answer(WireError("unauthenticated", "the signature of the upload is wrong"))
+        scratch, count = self._folder / f".{uuid4().hex}", 0
+        try:
+            with scratch.open("wb") as file:
+                async for piece in request.stream():
+                    count += len(piece)
+                    if count > UPLOAD_MAX_BYTES:
+                        return answer(WireError("too_large", f"an archive has at most {UPLOAD_MAX_BYTES} bytes"))
+                    await asyncio.to_thread(file.write, piece)
+            scratch.rename(self._folder / digest)
+        except OSError as exc:
+            return answer(WireError("no_space", f"the archive cannot be kept: {exc.strerror}"))
+        finally:
+            scratch.unlink(missing_ok=True)
+        return Response(status_code=200)
+
+    # -- templates -----------------------------------------------------------------------------------------------------
+
+    async def _alias(self, owner: str, request: Request) -> Response:
+        name, tag = asking.name_and_tag(request.path_params["template"])
+        found = await self._templates.find(owner, name)
+        if tag is not None and build_of(found, tag) is None:
+            raise WireError("not_found", f"template {name!r} has no tag {tag!r}")
+        return JSONResponse({"templateID": found.id, "public": False})
+
+    async def _list(self, owner: str, request: Request) -> Response:
+        return JSONResponse([_told(one) for one in await self._templates.all_of(owner)])
+
+    async def _get(self, owner: str, request: Request) -> Response:
+        found = await self._templates.find(owner, request.path_params["template"])
+        return JSONResponse({**_told(found), "builds": []})
+
+    async def _remove(self, owner: str, request: Request) -> Response:
+        ref = request.path_params["template"]
+        kept = await self._templates.snapshot(owner, ref)
+        if kept is not None:
+            await self._sandboxes.remove_snapshot(kept)
+            return Response(status_code=204)
+        found = await self._templates.find(owner, ref)
+        if found.owner != owner:
+            raise WireError("permission_denied", f"{ref} is an image of the daemon, and no template of yours")
+        await self._templates.remove(found)
+        return Response(status_code=204)
+
+    async def _tags(self, owner: str, request: Request) -> Response:
+        found = await self._templates.find(owner, request.path_params["template"])
+        told = [
+            {"tag": tag, "buildID": one["id"], "createdAt": moment(one["built_at"])}
+            for tag, one in found.builds.items()
+        ]
+        return JSONResponse(told)
+
+    async def _tag(self, owner: str, request: Request) -> Response:
+        given = await asking.body(request)
+        template, build = await self._templates.build_of(owner, asking.maybe_text(given, "target") or "")
+        if template.owner != owner:
+            raise WireError("permission_denied", f"{template.name} is an image of the daemon, and no template of yours")
+        tags = asking.tags(given)
+        await self._templates.tag(template, build, tags)
+        return JSONResponse({"buildID": build.id, "tags": tags}, 201)
+
+    async def _untag(self, owner: str, request: Request) -> Response:
+        given = await asking.body(request)
+        found = await self._templates.find(owner, asking.maybe_text(given, "name") or "")
+        await self._templates.untag(found, asking.tags(given))
+        return Response(status_code=204)
+
+
+def _told(template: BoxTemplate) -> Json:
+    newest = max(map(lambda one: Build(**one), template.builds.values()), key=lambda one: one.built_at, default=None)
+    return {
+        "templateID": template.id,
+        "buildID": newest.id if newest is not None else "",
+        "buildStatus": "ready",
+        "buildCount": len({one["id"] for one in template.builds.values()}),
+        "names": [template.name],
+        "aliases": [template.name],
+        "public": False,
+        "cpuCount": max(1, round((newest and newest.cpus) or 2)),
+        "memoryMB": (newest and newest.memory_mb) or 2048,
+        "diskSizeMB": 0,
+        "envdVersion": ENVD_VERSION,
+        "createdAt": moment(template.made_at),
+        "updatedAt": moment(newest.built_at if newest is not None else time.time()),
+        "createdBy": None,
+        "lastSpawnedAt": None,
+        "spawnCount": 0,
+    }

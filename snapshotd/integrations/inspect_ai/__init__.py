@@ -1,0 +1,5 @@
+"""Sandboxes for Inspect AI: `pip install 'snapshotd[inspect-ai]'` (docs/integrations/inspect-ai.md)."""
+
+from snapshotd.integrations.inspect_ai.environment import SnapshotdConfig, SnapshotdEnvironment
+
+__all__ = ["SnapshotdConfig", "SnapshotdEnvironment"]

@@ -1,0 +1,5 @@
+"""Spans of steps, model calls and forks for OpenTelemetry: `pip install 'snapshotd[otel]'` (docs/integrations/otel.md)."""
+
+from snapshotd.integrations.otel.exporting import SpanSource, export, follow
+
+__all__ = ["SpanSource", "export", "follow"]

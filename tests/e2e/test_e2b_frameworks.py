@@ -1,0 +1,97 @@
+"""What is built on E2B's SDK, as it comes from PyPI, with the sandboxes of `snapshotd serve --e2b`: no network, scripted models."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2b_rig import Served, served
+from tests.e2e.model_rig import INSTALL_TIMEOUT_S
+from tests.e2e.support import Snap
+from tests.kept import cached
+
+pytestmark = [pytest.mark.long, pytest.mark.runc, pytest.mark.timeout(1800)]
+PROGRAMS = Path(__file__).with_name("programs")
+
+
+@pytest.fixture(scope="module")
+def server(own_snap: Snap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(own_snap, tmp_path_factory.mktemp("e2b"), "--network", "none") as running:
+        yield running
+
+
+def python_with(name: str, version: str, *packages: str) -> Path:
+    """The Python of an environment with these packages of PyPI, which is kept from run to run."""
+    found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    base = shutil.which(f"python{version}") or (str(found[-1]) if found else None)
+    if base is None:
+        pytest.skip(f"no Python {version} is there")
+
+    def install(folder: Path) -> None:
+        subprocess.run([base, "-m", "venv", folder], check=True)
+        pip = [folder / "bin" / "python", "-m", "pip", "install", "-q", *packages]
+        subprocess.run(pip, check=True, timeout=INSTALL_TIMEOUT_S)
+
+    return cached(f"venv-{name}", "\n".join(packages), install) / "bin" / "python"
+
+
+def run(server: Served, tmp_path: Path, *command: str | Path) -> str:
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), **server.env}
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def calls(snap: Snap, sandbox: str) -> list[tuple[str, str]]:
+    return [(step["tool"]["name"], step["tool"]["status"]) for step in snap.json("log", sandbox)]
+
+
+def test_openais_agents_sdk(server: Served, own_snap: Snap, tmp_path: Path) -> None:
+    python = python_with("openai-e2b", f"{sys.version_info[0]}.{sys.version_info[1]}", "openai-agents[e2b]==0.24.0")
+    told = json.loads(run(server, tmp_path, python, PROGRAMS / "e2b_agents.py").splitlines()[-1])
+    made = calls(own_snap, told["sandbox"])
+    assert ("exec", "failed") in made
+    log = own_snap.json("log", told["sandbox"])
+    changed = [step["id"] for step in log if "notes" in json.dumps(step["tool"]["arguments"])]
+    where = f"{told['root']}/notes"
+    assert own_snap("cat", f"{changed[0]}:{where}").stdout == "one\n"
+    assert own_snap("cat", f"{changed[-1]}:{where}").stdout == "one\ntwo\n"
+
+
+def test_the_runtime_of_verifiers(server: Served, own_snap: Snap, tmp_path: Path) -> None:
+    python = python_with("verifiers", "3.12", "verifiers==0.4.0", "e2b==2.56.0")
+    told = json.loads(run(server, tmp_path, python, PROGRAMS / "e2b_verifiers.py", "default").splitlines()[-1])
+    assert own_snap("cat", f"{told['sandbox']}:/app/made").stdout == "made\n"
+
+
+def test_an_oracle_run_of_harbor(server: Served, own_snap: Snap, tmp_path: Path) -> None:
+    python = python_with("harbor", "3.12", "harbor[e2b]==0.26.0")
+    task = tmp_path / "task"
+    for name, text in {
+        "task.toml": 'version = "1.0"\n[metadata]\n[verifier]\ntimeout_sec = 60\n[agent]\ntimeout_sec = 60\n'
+        "[environment]\nbuild_timeout_sec = 300\ncpus = 1\nmemory_mb = 512\n",
+        "instruction.md": "Make /app/answer with the text 42.\n",
+        "environment/Dockerfile": "FROM default\nWORKDIR /app\nCOPY given /app/given\nRUN echo built > /app/built\n",
+        "environment/given": "given\n",
+        "solution/solve.sh": "#!/bin/bash\ncat given built && echo 42 > /app/answer\n",
+        "tests/test.sh": "#!/bin/bash\ngrep -c 42 /app/answer > /logs/verifier/reward.txt\n",
+    }.items():
+        (task / name).parent.mkdir(parents=True, exist_ok=True)
+        (task / name).write_text(text)
+    harbor = "from harbor.cli.main import app; app()"
+    options = ["run", "--path", task, "--agent", "oracle", "--env", "e2b", "--jobs-dir", tmp_path / "jobs", "--yes"]
+    shown = run(server, tmp_path, python, "-c", harbor, *map(str, options))
+    (found,) = (json.loads(path.read_text()) for path in (tmp_path / "jobs").glob("*/*/result.json"))
+    assert found["exception_info"] is None, found
+    assert found["verifier_result"]["rewards"] == {"reward": 1.0}, shown
+    runs = [one for one in own_snap.json("ls") if one["image"] and not one["name"]]
+    answered = [one["id"] for one in runs if own_snap("cat", f"{one['id']}:/app/answer", code=None).stdout == "42\n"]
+    assert len(answered) == 1
+    assert sum(name == "exec" for name, _ in calls(own_snap, answered[0])) >= 3
