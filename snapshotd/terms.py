@@ -39,6 +39,12 @@ TENANT_VARIABLE = "SNAPSHOTD_TENANT"
 """Environment name of a trajectory's tenant, if it is not the default. It is part of the recorded environment, so that
 resumptions and forks have it too; commands do not see it."""
 
+ALLOW = "allow:"
+"""The beginning of a network's text whose rules follow, with commas between them (network.py)."""
+MOST_RULES = 256
+NETWORK_MAX = MOST_RULES * 264
+"""Characters of a network's text."""
+
 PRUNE_GRACE_S = 600.0
 """Age from which a prune may touch a pack, by default."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NewType
 
+from snapshotd.network import Network as Network
 from snapshotd.terms import DEFAULT_TENANT as DEFAULT_TENANT
 from snapshotd.terms import ID_FORM as ID_FORM
 from snapshotd.terms import KNOWN_NAME_PATTERN as KNOWN_NAME_PATTERN
@@ -73,14 +74,6 @@ class Kind(StrEnum):
     SOCKET = "socket"
     CHAR_DEVICE = "char-device"
     BLOCK_DEVICE = "block-device"
-
-
-class Network(StrEnum):
-    """The network that a sandbox can reach: none, the outside through NAT, or, without isolation, the machine's own."""
-
-    NONE = "none"
-    BRIDGE = "bridge"
-    HOST = "host"
 
 
 class CallStatus(StrEnum):
@@ -410,6 +403,9 @@ class Snapshot:
     conversation, it is the target of the rewind; for an edited snapshot, it is the one before the original."""
     warnings: tuple[str, ...] = ()
     """Parts of the sandbox's files that the stored ones lack, one sentence each."""
+    refused: tuple[str, ...] = ()
+    """Connections that the rules of its network refused since the snapshot before, one sentence each
+    (egress/way_out.py has their bound)."""
     reused: SnapshotID | None = None
     """The snapshot of an earlier run that its call was answered from, if its method is `reused`. It need not be there
     any more."""

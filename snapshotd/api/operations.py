@@ -62,6 +62,8 @@ from snapshotd.api.trajectories import (
     ForkInfo,
     ForkQueueRequest,
     ForkRequest,
+    NetworkInfo,
+    NetworkRequest,
     OverviewInfo,
     RunAgentRequest,
     SandboxInfo,
@@ -141,6 +143,10 @@ EXEC_ATTENDED = Operation[Any]("POST", "/trajectories/{ref}/exec/attended", LINE
 EXEC_SNAPSHOT = Operation[Any]("POST", "/snapshots/{ref}/exec", LINES, RUN, "runs", body=ExecRequest)
 EXEC_SNAPSHOT_ATTENDED = Operation[Any]("POST", "/snapshots/{ref}/exec/attended", LINES, RUN, "runs", body=LINES)
 CONNECT = Operation[Any]("POST", "/trajectories/{ref}/ports/{port}", FRAMES, RUN, "runs", body=BYTES)
+NETWORK = Operation("GET", "/trajectories/{ref}/network", NetworkInfo, READ, "runs", by="runs")
+CHANGE_NETWORK = Operation(
+    "PUT", "/trajectories/{ref}/network", NetworkInfo, RUN, "runs", body=NetworkRequest, by="runs"
+)
 FORK = Operation("POST", "/snapshots/{ref}/fork", ForkInfo, RUN, "runs", body=ForkRequest, once=True, status=201)
 FORK_QUEUE = Operation[Any]("POST", "/snapshots/{ref}/fork_queue", LINES, RUN, "branching", body=ForkQueueRequest)
 

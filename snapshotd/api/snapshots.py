@@ -99,6 +99,8 @@ class SnapshotInfo(ApiRecord):
     edit."""
     warnings: tuple[str, ...]
     """Parts of the sandbox's files that the stored ones lack, one sentence each."""
+    refused: tuple[str, ...]
+    """Connections that the rules of its network refused since the snapshot before (docs/network.md), one sentence each."""
     reused: str | None = None
     """The snapshot of an earlier run that its call was answered from."""
     side_effect: Annotated[str, OneOf("local", "idempotent", "irreversible")] | None = None

@@ -10,9 +10,10 @@ from snapshotd.api.record import ApiRecord, Bounds, OneOf, Request, Secret, reco
 from snapshotd.api.snapshots import ModelUseInfo, SnapshotInfo
 from snapshotd.api.wire import FORK_MAX, QUEUE_MAX, TIMEOUT_MAX_S
 from snapshotd.service import FILE_MAX_BYTES
-from snapshotd.terms import DEFAULT_TENANT
+from snapshotd.terms import DEFAULT_TENANT, MOST_RULES, NETWORK_MAX
 
-Network = Literal["none", "bridge", "host"]
+Network = Annotated[str, Bounds(max_length=NETWORK_MAX)]
+HostRule = Annotated[str, Bounds(max_length=300)]
 ProviderKind = Annotated[str, OneOf("openai", "anthropic", "gemini")]
 Idle = Annotated[float, Bounds(ge=0, le=TIMEOUT_MAX_S, allow_inf_nan=False)]
 
@@ -45,8 +46,9 @@ class TrajectoryInfo(ApiRecord):
     """Its newest snapshot; a fresh fork's is the snapshot it began at."""
     image: str
     runtime: str
-    network: Annotated[str, OneOf("none", "bridge", "host")]
-    """The network that its sandbox reaches: none, the outside through NAT, or, without isolation, the machine's own."""
+    network: str
+    """The network that its sandbox reaches: `none`; `bridge`, the outside through NAT; `allow:` and the hosts that it reaches,
+    with commas between them (docs/network.md); or `host`, without isolation, the machine's own."""
     limits: LimitsInfo
     agent: AgentInfo | None
     created_at: str
@@ -79,6 +81,31 @@ class OverviewInfo(ApiRecord):
 class CreatedInfo(ApiRecord):
     trajectory: TrajectoryInfo
     snapshot: SnapshotInfo
+
+
+@record(frozen=True)
+class NetworkInfo(ApiRecord):
+    """The network of a trajectory's sandboxes."""
+
+    trajectory: str
+    network: str
+    rules: tuple[str, ...]
+    """The rules of a network `allow:`, in their one form."""
+    refused: tuple[str, ...]
+    """Connections of the running sandbox that they refused since its last snapshot, one sentence each; the snapshots have
+    the earlier ones."""
+
+
+@record(frozen=True)
+class NetworkRequest(Request):
+    """A change of the hosts that a trajectory's sandboxes reach. First `only`, then `deny`, then `allow`."""
+
+    allow: Annotated[tuple[HostRule, ...], Bounds(max_length=MOST_RULES)] = ()
+    """Hosts that are reached from now on, too."""
+    deny: Annotated[tuple[HostRule, ...], Bounds(max_length=MOST_RULES)] = ()
+    """Hosts that are not reached any more; `*`: none is."""
+    only: Annotated[tuple[HostRule, ...], Bounds(max_length=MOST_RULES)] | None = None
+    """All rules, in the place of those so far. Null: those so far."""
 
 
 @record(frozen=True)
@@ -139,7 +166,8 @@ class SandboxFields(Request):
     """Absolute path of a folder on the daemon's machine, copied to /workspace."""
     env: dict[str, str] = field(default_factory=dict)
     network: Network | None = None
-    """Null: none; without isolation, the machine's own."""
+    """`none`, `bridge`, or `allow:` and rules with commas between them (docs/network.md). Null: none; without isolation,
+    the machine's own."""
     limits: LimitsRequest = field(default_factory=lambda: LimitsRequest())
     name: str | None = None
     secrets: dict[str, Secret] = field(default_factory=dict, repr=False)

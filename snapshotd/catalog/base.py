@@ -40,6 +40,7 @@ from snapshotd.types import (
     JournalEntry,
     LayerID,
     Message,
+    Network,
     RecordID,
     RequestKey,
     Snapshot,
@@ -150,13 +151,16 @@ class Catalog(ABC):
         """Record at which snapshot the trajectory's program was started from the top. NotFound."""
 
     @abstractmethod
+    def set_network(self, trajectory_id: TrajectoryID, network: Network) -> None:
+        """Replace the network that a trajectory's sandbox reaches. NotFound."""
+
+    @abstractmethod
     def set_env(self, trajectory_id: TrajectoryID, env: tuple[tuple[str, str], ...]) -> None:
         """Replace the environment of a trajectory's commands. NotFound."""
 
     @abstractmethod
     def draw_fence(self, trajectory_id: TrajectoryID) -> int:
-        """A new fence for the trajectory's one writer, greater than any before; a holder of an older one cannot
-        write any more. NotFound."""
+        """A new fence for the trajectory's writer: a holder of an older, smaller one cannot write any more. NotFound."""
 
     @abstractmethod
     def check_removable(self, trajectory_id: TrajectoryID, gone: Collection[TrajectoryID] = ()) -> None:

@@ -61,18 +61,22 @@ def add_snapshot(db: Database, snapshot: Snapshot, place: rows.Place, record: Re
     number = db.insert(rows.SNAPSHOT_INSERT, rows.snapshot_values(snapshot, place, base, record))
     for name in snapshot.tags:
         add_tag(db, number, name, move=False)
-    if snapshot.warnings:
-        set_warnings(db, snapshot.id, snapshot.warnings)
+    for kind, sentences in ((WARNINGS, snapshot.warnings), (REFUSED, snapshot.refused)):
+        if sentences:
+            set_sentences(db, kind, snapshot.id, sentences)
     for lost in snapshot.call.damaged:
         db.write("INSERT INTO damaged_outputs VALUES (?,?,?,?)", (number, lost.which, lost.hash, lost.bytes))
     return number
 
 
-def set_warnings(db: Database, snapshot: SnapshotID, warnings: Sequence[str]) -> None:
-    """See `Snapshot.warnings`. They are rare, so they have no column: `meta` has them."""
-    key = f"warnings/{snapshot}"
-    if warnings:
-        db.write("INSERT OR REPLACE INTO meta VALUES (?,?)", (key, rows.encode_json(list(warnings))))
+WARNINGS, REFUSED = "warnings", "refused"
+
+
+def set_sentences(db: Database, kind: str, snapshot: SnapshotID, sentences: Sequence[str]) -> None:
+    """See `Snapshot.warnings` and `Snapshot.refused`. They are rare, so they have no column: `meta` has them."""
+    key = f"{kind}/{snapshot}"
+    if sentences:
+        db.write("INSERT OR REPLACE INTO meta VALUES (?,?)", (key, rows.encode_json(list(sentences))))
     else:
         db.write("DELETE FROM meta WHERE key = ?", (key,))
 

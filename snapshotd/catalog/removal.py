@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from snapshotd.catalog import rows
+from snapshotd.catalog.inserts import REFUSED, WARNINGS
 from snapshotd.catalog.lookup import no
 from snapshotd.errors import Conflict
 from snapshotd.sqlite import Database, Row
@@ -87,7 +88,10 @@ def remove_trajectory(db: Database, trajectory_id: TrajectoryID) -> None:
     )
     for table in ("tags", "damaged_outputs"):
         db.write(f"DELETE FROM {table} WHERE snapshot IN (SELECT pk FROM snapshots WHERE trajectory = ?)", own)
-    db.write("DELETE FROM meta WHERE key IN (SELECT 'warnings/' || id FROM snapshots WHERE trajectory = ?)", own)
+    for kind in (WARNINGS, REFUSED):
+        db.write(
+            "DELETE FROM meta WHERE key IN (SELECT ? || '/' || id FROM snapshots WHERE trajectory = ?)", (kind, *own)
+        )
     db.write(_INHERITED_COMPENSATIONS, own)
     for table in ("messages", "entries"):
         db.write(f"DELETE FROM {table} WHERE line IN (SELECT pk FROM lines WHERE trajectory = ?)", own)

@@ -68,7 +68,7 @@ SELECT s.pk, s.id, p.id, t.id, s.seq, i.id, k.layers, s.messages, s.state, s.pau
        (SELECT group_concat(name, '/' ORDER BY name) FROM tags WHERE snapshot = s.pk),
        s.call_id, s.call_name, s.call_status, s.call_started_at_ns, s.call_duration_ns, s.call_exit_code, s.call_error,
        s.call_output, s.call_stdout, s.call_stderr, b.id, s.own_layers, s.tree, w.id,
-       (SELECT value FROM meta WHERE key = 'warnings/' || s.id),
+       (SELECT value FROM meta WHERE key = 'warnings/' || s.id), (SELECT value FROM meta WHERE key = 'refused/' || s.id),
        (SELECT json_group_array(json_array(which, hash, bytes) ORDER BY which) FROM damaged_outputs WHERE snapshot = s.pk),
        CASE s.method WHEN 'reused' THEN (SELECT details ->> '$.reused' FROM entries WHERE id = s.call_id) END, s.call_arguments
 FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory JOIN stacks k ON k.pk = s.stack JOIN images i ON i.pk = k.image
@@ -185,7 +185,16 @@ def intact(kind: str, row: Row) -> Iterator[None]:
     """Inside the block, a decoding error is damage of the row's object, whose id `row` begins with."""
     try:
         yield
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as exc:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+        UsageError,
+        LimitExceeded,
+    ) as exc:
         raise DataLoss(
             f"the catalog's record of {kind} {row[0]!s:.40} is damaged ({exc}): restore the catalog from a backup"
         ) from exc
@@ -232,7 +241,7 @@ def trajectory_values(trajectory: Trajectory, image: int, forked_from: int | Non
         trajectory.name,
         image,
         spec.runtime,
-        spec.network.value,
+        str(spec.network),
         spec.limits.memory_bytes,
         spec.limits.cpus,
         spec.limits.pids,
@@ -270,7 +279,7 @@ def decode_trajectory(row: Row) -> Trajectory:
             env,
             began,
         ) = row
-        spec = SandboxSpec(ImageID(image), runtime, Network(network), Limits(memory, cpus, pids, disk))
+        spec = SandboxSpec(ImageID(image), runtime, Network.parse(network), Limits(memory, cpus, pids, disk))
         return Trajectory(
             trajectory_id,
             name,
@@ -329,6 +338,7 @@ class SnapshotDecoder:
                 tree,
                 follows,
                 warnings,
+                refused,
                 damaged,
                 reused,
                 arguments,
@@ -366,6 +376,7 @@ class SnapshotDecoder:
                 tree,
                 follows,
                 tuple(json.loads(warnings)) if warnings else (),
+                tuple(json.loads(refused)) if refused else (),
                 SnapshotID(reused)
                 if isinstance(reused, str) and ID.fullmatch(reused)
                 else None,  # a bundle may say anything

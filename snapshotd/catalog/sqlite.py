@@ -15,7 +15,7 @@ from snapshotd.catalog import entries, lines, rows
 from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.catalog.commits import begin_trajectory, commit, set_began, writer
 from snapshotd.catalog.database import open_database
-from snapshotd.catalog.inserts import add_tag, set_warnings
+from snapshotd.catalog.inserts import WARNINGS, add_tag, set_sentences
 from snapshotd.catalog.lookup import check_name, find, no, own_tag, searchable, snapshot_numbers, trajectory_number
 from snapshotd.catalog.removal import check_removable, forget_removed, remove_trajectory, removed_trajectories
 from snapshotd.catalog.restore import restore_rows
@@ -37,6 +37,7 @@ from snapshotd.types import (
     JournalEntry,
     LayerID,
     Message,
+    Network,
     RecordID,
     RequestKey,
     Snapshot,
@@ -131,6 +132,9 @@ class SqliteCatalog(Catalog):
     def set_began(self, trajectory_id: TrajectoryID, snapshot_id: SnapshotID) -> None:
         with self._db.transaction():
             set_began(self._db, trajectory_number(self._db, trajectory_id), snapshot_id)
+
+    def set_network(self, trajectory_id: TrajectoryID, network: Network) -> None:
+        self._update("network = ?", str(network), trajectory_id)
 
     def set_env(self, trajectory_id: TrajectoryID, env: tuple[tuple[str, str], ...]) -> None:
         self._update("env = ?", rows.encode_pairs(env), trajectory_id)
@@ -237,7 +241,7 @@ class SqliteCatalog(Catalog):
                 (tree, record, snapshot_id),
             )
             if changed:
-                set_warnings(self._db, snapshot_id, warnings)
+                set_sentences(self._db, WARNINGS, snapshot_id, warnings)
 
     def set_pruned(self, snapshot_ids: Iterable[SnapshotID]) -> None:
         values = [(snapshot_id,) for snapshot_id in snapshot_ids]

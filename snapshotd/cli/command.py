@@ -27,6 +27,7 @@ from snapshotd.errors import (
     SnapshotdError,
     UsageError,
 )
+from snapshotd.terms import ALLOW
 
 if TYPE_CHECKING:
     from snapshotd.cli.github import GitHub
@@ -338,7 +339,9 @@ def _with_bare_network(cmd: click.Command, args: list[str]) -> list[str]:
     while at < len(args) and args[at].startswith("-"):
         if args[at] == "--network":
             following = args[at + 1] if at + 1 < len(args) else "-"
-            if following.startswith("-") or "." in following or "/" in following:
+            if following.startswith("-") or (
+                ("." in following or "/" in following) and not following.startswith(ALLOW)
+            ):
                 return [*args[: at + 1], "bridge", *args[at + 1 :]]
         at += 2 if args[at] in valued else 1
     return args

@@ -49,6 +49,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "attach": "Follow a run, or a background command, from its beginning.",
         "logs": "Print what a run, or a background command, has printed so far.",
         "wait": "Wait until a run, or a background command, has ended.",
+        "network": "Show, or change, the hosts that a trajectory's sandboxes reach.",
         "kill": "Send a signal to commands of a sandbox.",
         "stop": "End sandboxes after a last snapshot.",
         "rm": "Forget trajectories and free what only they used.",
@@ -57,7 +58,6 @@ COMMANDS: dict[str, dict[str, str]] = {
         "fork": "Start new sandboxes from a snapshot.",
         "experiment": "Run variants from one state, score them, and keep the best.",
         "resume": "Let an agent go on where it stopped.",
-        "image": "Build, import, list and remove images.",
     },
     "looking": {
         "ui": "Show in a browser what agents did, and act on it.",
@@ -100,6 +100,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "umount": "End what `snapshotd mount` began.",
         "stats": "Show what sandboxes take, and how long they stand still.",
         "df": "Show what takes space.",
+        "image": "Build, import, list and remove images.",
         "policy": "Show or set which snapshots keep their files.",
         "prune": "Give up the files of snapshots that no policy keeps, and free the space.",
         "check": "Verify the repository.",

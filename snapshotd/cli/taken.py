@@ -26,6 +26,7 @@ _IN_LOG = [
     "created_at",
     "tags",
     "warnings",
+    "refused",
     "reused",
 ]
 _TOOL_IN_LOG = ["name", "arguments", "status", "exit_code", "duration_ms"]

@@ -16,7 +16,7 @@ from snapshotd.client.local.sizes import DIGITS_MOST, size_bytes
 from snapshotd.client.results import Provider
 from snapshotd.config import passed_on
 from snapshotd.errors import SnapshotdError
-from snapshotd.terms import DEFAULT_TENANT, NAME_PATTERN, SECONDS, SECONDS_MOST, short
+from snapshotd.terms import ALLOW, DEFAULT_TENANT, NAME_PATTERN, SECONDS, SECONDS_MOST, short
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -101,6 +101,22 @@ class Seconds(Duration):
         if seconds > TIMEOUT_MAX_S:
             self.fail(f"{value!r} is longer than a year", param, ctx)
         return seconds
+
+
+class NetworkText(click.ParamType):  # type: ignore[type-arg]
+    """`none`, `bridge`, or `allow:` and hosts. The daemon says what is wrong with a host."""
+
+    name = "network"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in ("none", "bridge") and not value.startswith(ALLOW):
+            self.fail(
+                f"{value!r} is no network: choose none, bridge, or allow: and the hosts that may be reached, such as "
+                "allow:pypi.org,*.pypi.org",
+                param,
+                ctx,
+            )
+        return value
 
 
 class Count(click.ParamType):  # type: ignore[type-arg]
@@ -317,8 +333,10 @@ def sandbox_options(function: F) -> F:
         ),
         click.option(
             "--network",
-            type=click.Choice(["none", "bridge"]),
-            help="What the sandbox can reach; --network alone means bridge.  [default: none]",
+            type=NetworkText(),
+            metavar="none|bridge|allow:HOST,...",
+            help="What the sandbox can reach: nothing, the outside, or some hosts by name (allow:pypi.org,*.pypi.org); --network "
+            "alone means bridge.  [default: none]",
         ),
         click.option(
             "--memory",

@@ -22,14 +22,14 @@ from snapshotd.client.objects import (
     lines_of,
 )
 from snapshotd.client.outcomes import ExecResult, KeptOutput, RunResult, argv_or_shell, failed, input_of
-from snapshotd.client.results import EffectInfo, RewindPreview, TrajectoryInfo
+from snapshotd.client.results import EffectInfo, NetworkInfo, RewindPreview, TrajectoryInfo
 from snapshotd.client.twofold import Blocking, BlockingContext, attribute, class_verb, stream, verb
 from snapshotd.client.verbs.base import Wait
 from snapshotd.client.verbs.commands import Stream
 from snapshotd.client.verbs.files import SandboxFiles, SnapshotFiles
 from snapshotd.client.verbs.mind import Mode
 from snapshotd.client.verbs.ports import OnFailure, Port, PortT
-from snapshotd.client.verbs.runs import SandboxOptions
+from snapshotd.client.verbs.runs import NetworkChange, SandboxOptions
 from snapshotd.errors import UsageError
 
 
@@ -77,8 +77,7 @@ class AnySandbox(
         client: ClientT | None = None,
         **options: Unpack[SandboxOptions],
     ) -> SandboxT:
-        """Start a sandbox. `workspace` is copied to /workspace, `network` is none (the default) or bridge,
-        `runtime="none"` means a plain folder without isolation; `SandboxOptions` has all keywords. After `idle_timeout`
+        """Start a sandbox. `workspace` is copied to /workspace; `SandboxOptions` has all keywords. After `idle_timeout`
         seconds without a command it is stopped (0: never). With `wait="stored"`, here and in the methods that make a
         snapshot, they return when it survives power loss."""
         given = cls._client_of(client)
@@ -192,8 +191,7 @@ class AnySandbox(
 
     @verb
     async def commands(self) -> list[CommandT]:
-        """Its commands that run, also those in the foreground whose client has gone away, and the newest background
-        commands that have ended, oldest first. `Command.signal` and `kill` are for all."""
+        """Its commands that run, and the newest background commands that have ended, oldest first."""
         return [self._command_of(info) for info in await self._verbs.commands(self.id)]
 
     @verb
@@ -217,8 +215,7 @@ class AnySandbox(
 
     @verb
     async def snapshot(self, name: str | None = None, *, wait: Wait = "captured") -> SnapshotT:
-        """Take a snapshot as it is now, with `name` as its tag. Processes in it run on. Conflict: it does not run, its
-        program is being replayed, or the name is taken."""
+        """Take a snapshot as it is now, with `name` as its tag. As `Snapshotd.take_snapshot`."""
         return self._snapshot_of(await self._verbs.take_snapshot(self.id, name, wait=wait))
 
     @verb
@@ -293,8 +290,7 @@ class AnySandbox(
 
     @stream
     async def events(self, *, follow: bool = True) -> AsyncIterator[dict[str, Any]]:
-        """The events of the agent's run from its beginning; with `follow`, until `finished`, beyond the end of the
-        daemon. As `Snapshotd.events`."""
+        """The events of the agent's run from its beginning; with `follow`, to its end. As `Snapshotd.events`."""
         return await self._verbs.events(self.id, follow=follow).begin()
 
     @stream
@@ -337,9 +333,13 @@ class AnySandbox(
 
     @verb
     async def stop(self, *, discard: bool = False, wait: Wait = "captured") -> None:
-        """Take a last snapshot if anything changed (with `discard`: none) and end the container. `exec` starts it
-        again."""
+        """Take a last snapshot if anything changed (with `discard`: none) and end the container. `exec` starts another."""
         await self._verbs.stop(self.id, discard=discard, wait=wait)
+
+    @verb
+    async def network(self, **change: Unpack[NetworkChange]) -> NetworkInfo:
+        """The hosts that it reaches, after this change. As `Snapshotd.network`."""
+        return await self._verbs.network(self.id, **change)
 
     @verb
     async def remove(self, *, force: bool = False) -> None:

@@ -92,15 +92,31 @@ def in_network_namespace(pid: int, action: Callable[[], T]) -> T:
     """Run `action` in a thread of its own that has joined the network namespace of a process: sockets it makes belong
     there for good. Errors of `action` are raised here; OSError when the process is gone."""
     ns_fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return in_open_network_namespace(ns_fd, action)
+    finally:
+        os.close(ns_fd)
+
+
+def in_open_network_namespace(ns_fd: int, action: Callable[[], T]) -> T:
+    """As `in_network_namespace`, of a descriptor."""
 
     def joined() -> T:
         sc.call("setns", ns_fd, sc.CLONE_NEWNET)
         return action()
 
-    try:
-        return apart("network-namespace", joined)
-    finally:
-        os.close(ns_fd)
+    return apart("network-namespace", joined)
+
+
+def new_network_namespace() -> int:
+    """A descriptor of a network namespace without anything in it, which belongs to this process's user namespace and
+    lives as long as the descriptor, or a socket made in it. OSError."""
+
+    def made() -> int:
+        sc.call("unshare", sc.CLONE_NEWNET)
+        return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+    return apart("network-namespace", made)
 
 
 def set_hostname(pid: int, hostname: str) -> None:

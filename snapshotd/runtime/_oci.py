@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from snapshotd.egress.base import OWN_ADDRESS
 from snapshotd.kernel import rootless
 from snapshotd.runtime import seccomp
 from snapshotd.runtime.base import (
@@ -94,6 +95,14 @@ def bundle(spec: ContainerSpec, id_map: IdMap | None, placement: Placement) -> d
             "readonlyPaths": list(_READONLY_PATHS),
         },
     }
+
+
+def write_resolver(spec: ContainerSpec, of_bridge: str) -> Path:
+    """Write the file that becomes /etc/resolv.conf. `of_bridge`: the name server of the network bridge."""
+    path = spec.run_dir / RESOLV_CONF
+    path.write_text(f"nameserver {OWN_ADDRESS if spec.network.allows_names else of_bridge}\n")
+    path.chmod(0o644)
+    return path
 
 
 def process(spec: ExecSpec) -> dict[str, Any]:
@@ -190,7 +199,7 @@ def _mounts(spec: ContainerSpec, id_map: IdMap | None) -> list[dict[str, Any]]:
         _mount("/sys", "sysfs", "sysfs", *strict, "ro"),
         _mount(RUN_DIR, "bind", str(spec.run_dir), *_bind_options(spec.run_dir, "noexec")),
         _mount(SHARE_DIR, "bind", str(spec.share_dir), *_bind_options(spec.share_dir)),
-        *(resolver if spec.network is Network.BRIDGE else ()),
+        *(() if spec.network is Network.NONE else resolver),
     ]
 
 

@@ -73,6 +73,7 @@ class ContainerSpec:
     share_dir: Path
     limits: Limits
     network: Network
+    """`allow` has no rules here: for the container it is a network in which only its own loopback is."""
     image_name: str = "snapshotd"
     root: Path | None = None
     """Host directory that stands for the root, for the driver without isolation alone."""

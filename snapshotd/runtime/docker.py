@@ -35,7 +35,7 @@ from snapshotd.kernel.namespaces import set_hostname
 from snapshotd.runtime import failure
 from snapshotd.runtime._checks import check_share_dir, found_container, id_map_of
 from snapshotd.runtime._exec import ContainerCommands, RuncContainer
-from snapshotd.runtime._oci import INIT_ARGV, STUB_DIRS
+from snapshotd.runtime._oci import INIT_ARGV, RESOLV_CONF, STUB_DIRS, write_resolver
 from snapshotd.runtime._process import CHILDREN, wait_for_execve
 from snapshotd.runtime._teardown import end_all, remove_files
 from snapshotd.runtime.base import (
@@ -210,9 +210,11 @@ class DockerRuntime(Runtime):
             return self._known.setdefault(container_id, known)
 
     def _start(self, spec: ContainerSpec) -> Container:
-        api = self._api()
+        api, resolver = self._api(), []
+        if spec.network.allows_names:  # for the others the engine writes one
+            resolver.append(f"{write_resolver(spec, '')}:/etc/{RESOLV_CONF}:ro")
         host_config = api.create_host_config(
-            binds=[f"{spec.run_dir}:{RUN_DIR}:ro", f"{spec.share_dir}:{SHARE_DIR}:ro"],
+            binds=[f"{spec.run_dir}:{RUN_DIR}:ro", f"{spec.share_dir}:{SHARE_DIR}:ro", *resolver],
             cap_drop=["ALL"],
             cap_add=list(CAPABILITIES),
             security_opt=["no-new-privileges"],
@@ -220,7 +222,7 @@ class DockerRuntime(Runtime):
             memswap_limit=spec.limits.memory_bytes,
             nano_cpus=int(spec.limits.cpus * 1e9),
             pids_limit=spec.limits.pids,
-            network_mode=str(spec.network.value),
+            network_mode="none" if spec.network.allows_names else str(spec.network),
             read_only=True,
             restart_policy={"Name": "no"},
             init=False,

@@ -207,9 +207,8 @@ class RuncRuntime(Runtime):
         check_share_dir(spec)
         bundle = self._bundle(spec.id)
         bundle.mkdir(mode=0o700)
-        if spec.network is Network.BRIDGE:
-            (spec.run_dir / _oci.RESOLV_CONF).write_text(f"nameserver {_slirp.NAMESERVER}\n")
-            (spec.run_dir / _oci.RESOLV_CONF).chmod(0o644)
+        if spec.network is not Network.NONE:
+            _oci.write_resolver(spec, _slirp.NAMESERVER)
         pid = None if pattern is None else self._make_like(pattern, spec, root)
         if pattern is not None and pid is None:
             with self._lock:

@@ -34,6 +34,7 @@ FILES = (
     "e2e/test_live_processes.py",
     "e2e/test_merge.py",
     "e2e/test_mind.py",
+    "e2e/test_network.py",
     "e2e/test_pipes.py",
     "e2e/test_ports.py",
     "e2e/test_promote.py",

@@ -65,7 +65,6 @@ def test_enum_values_are_what_is_stored_and_sent() -> None:
         "EntryKind": ["tool", "model", "question", "task", "checkpoint"],
         "SideEffect": ["local", "idempotent", "irreversible"],
         "CallStatus": ["done", "failed", "interrupted", "timed-out", "unknown"],
-        "Network": ["none", "bridge", "host"],
         "SnapshotState": ["captured", "stored", "lost", "pruned"],
         "Kind": ["file", "directory", "symlink", "fifo", "socket", "char-device", "block-device"],
         "TrajectoryStatus": ["running", "stopped", "finished", "failed", "interrupted"],

@@ -34,7 +34,7 @@ VARIANT: dict[str, Check] = {
     "drop_state": checks.TEXTS,
     "files": checks.TABLE_OF_TEXTS,
     "remove": checks.TEXTS,
-    "network": checks.one_of("none", "bridge"),
+    "network": checks.TEXT,
     "memory": checks.SIZE,
     "cpus": checks.NUMBER,
     "pids": checks.WHOLE,

@@ -8,7 +8,15 @@ from typing import Any, TypedDict, Unpack
 
 from snapshotd.api import operations
 from snapshotd.api.snapshots import SnapshotInfo, SnapshotRequest
-from snapshotd.api.trajectories import CreateRequest, LimitsRequest, Provider, RunAgentRequest, TrajectoryInfo
+from snapshotd.api.trajectories import (
+    CreateRequest,
+    LimitsRequest,
+    NetworkInfo,
+    NetworkRequest,
+    Provider,
+    RunAgentRequest,
+    TrajectoryInfo,
+)
 from snapshotd.client.following import Following
 from snapshotd.client.local.arguments import absolute, check_seconds, instances_of, local_path, texts_of, words_of
 from snapshotd.client.local.sizes import limit_fields
@@ -25,9 +33,10 @@ class SandboxOptions(TypedDict, total=False):
     default. `secrets` are environment whose values are recorded nowhere in plain; `providers` are
     the model providers that the recording gateway forwards to, and with `capture_tokens` it asks them for token ids and
     log probabilities (docs/agents/training.md); `tenant` is the tenant of the key-value store that its agents read and
-    write. `requirements` is a file of Python packages that its programs find, and `program` a folder of this machine
-    that it has at /opt/agent-program. `services` is a TOML file of services, which are ready before the answer, or the
-    agent, comes (docs/services.md)."""
+    write. `network` is none (the default), bridge, or `allow:` and the hosts that are reached (docs/network.md); `runtime`
+    "none" means a plain folder without isolation. `requirements` is a file of Python packages that its programs find,
+    and `program` a folder of this machine that it has at /opt/agent-program. `services` is a TOML file of services,
+    which are ready before the answer, or the agent, comes (docs/services.md)."""
 
     image: str
     runtime: str
@@ -46,6 +55,14 @@ class SandboxOptions(TypedDict, total=False):
     requirements: str | Path | None
     program: str | Path | None
     services: str | Path | None
+
+
+class NetworkChange(TypedDict, total=False):
+    """A change of the hosts that a sandbox reaches: the keywords of `network`."""
+
+    allow: Sequence[str]
+    deny: Sequence[str]
+    only: Sequence[str] | None
 
 
 class RunVerbs(VerbPart):
@@ -174,6 +191,18 @@ class RunVerbs(VerbPart):
         if wait == "stored":
             await self.flush(stopped.id)
         return stopped
+
+    @verb
+    async def network(self, ref: str, **change: Unpack[NetworkChange]) -> NetworkInfo:
+        """The network of a trajectory's sandboxes, after these changes of the hosts that they reach: first `only`, in the
+        place of all rules so far, then `deny` (`*`: none), then `allow`. They are in force when this returns, in a sandbox that
+        runs, too: connections that are not allowed any more are cut. Forks that are made later have them. Conflict: its
+        network is not one of `allow:`."""
+        given = {name: rules for name, rules in change.items() if rules or (name == "only" and rules is not None)}
+        if not given:
+            return await self._transport.call(operations.NETWORK, ref)
+        body = NetworkRequest(**{name: tuple(words_of(name, rules)) for name, rules in given.items()})
+        return await self._transport.call(operations.CHANGE_NETWORK, ref, body=body)
 
     @verb
     async def remove(self, ref: str, *, force: bool = False) -> None:

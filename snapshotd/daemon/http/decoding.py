@@ -60,7 +60,7 @@ def sandbox_request(body: SandboxFields, namespace_pid: int) -> base.SandboxRequ
         workspace=_given_path(body.workspace, "workspace"),
         namespace_pid=namespace_pid,
         env=environment(body.env),
-        network=None if body.network is None else t.Network(body.network),
+        network=None if body.network is None else t.Network.parse(body.network),
         name=body.name,
         secrets=environment(body.secrets),
         providers=tuple(map(provider, body.providers)),
@@ -128,7 +128,7 @@ def variant(item: VariantFields) -> base.Variant:
         environment(item.secrets),
         None if item.edit is None else edit_request(item.edit),
         item.model,
-        None if item.network is None else t.Network(item.network),
+        None if item.network is None else t.Network.parse(item.network),
         () if item.limits is None else tuple(sorted(given_limits(item.limits).items())),
     )
 

@@ -198,7 +198,7 @@ def trajectory(item: t.Trajectory) -> TrajectoryInfo:
         item,
         image=spec.image,
         runtime=spec.runtime,
-        network=spec.network,
+        network=str(spec.network),
         limits=limits,
         exit_code=ended,
     )

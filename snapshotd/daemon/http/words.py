@@ -233,6 +233,8 @@ WORDS: dict[str, tuple[str, str]] = {
     # sandboxes, storage, the daemon
     "runtime": ("text", "The container driver"),
     "network": ("text", "What a sandbox can reach"),
+    "rules": ("list of text", "The hosts that a sandbox can reach"),
+    "refused": ("list of text", "Connections that were refused, one sentence each"),
     "limits": ("object", "What a sandbox may use"),
     "memory_bytes": ("count", "Most memory"),
     "disk_bytes": ("count", "Most disk"),

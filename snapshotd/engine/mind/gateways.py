@@ -20,8 +20,8 @@ from snapshotd.engine.secrecy import PROVIDER
 from snapshotd.errors import SandboxFailed, UsageError
 from snapshotd.gateway.base import Gateway, GatewayHandler, Upstream
 from snapshotd.gateway.base import ProviderKind as Family
-from snapshotd.kernel import network
 from snapshotd.kernel.namespaces import in_network_namespace
+from snapshotd.kernel.net.uplink import bring_up, take_down
 from snapshotd.types import Network, Trajectory, short
 
 PORT = 11411
@@ -103,7 +103,8 @@ class Gateways:
         if not upstreams:
             return
         listener = self._listener(sandbox)
-        if journal.replay.replaying and sandbox.trajectory.spec.network is Network.BRIDGE:
+        outside = sandbox.way_out is not None or sandbox.trajectory.spec.network is Network.BRIDGE
+        if outside and journal.replay.replaying:
             journal.replay.before_live(_take_network(sandbox))
         calls = ModelCalls(self._context, journal)
         if record is not None:
@@ -146,8 +147,11 @@ def _take_network(sandbox: Sandbox) -> Callable[[], None]:
     """Take the sandbox's network away: in a replay its program runs its tools again, and their effects outside must not
     happen twice. Returns the function that gives the network back. SandboxFailed."""
     name, pid = short(sandbox.trajectory.id), sandbox.container.pid
+    if sandbox.way_out is not None:
+        sandbox.way_out.suspend()
+        return sandbox.way_out.resume
     try:
-        uplink = network.take_down(pid)
+        uplink = take_down(pid)
     except OSError as exc:
         raise SandboxFailed(
             f"the network of {name} cannot be switched off for its replay: {exc.strerror}; resume again"
@@ -155,7 +159,7 @@ def _take_network(sandbox: Sandbox) -> Callable[[], None]:
 
     def give_back() -> None:
         try:
-            network.bring_up(pid, uplink)
+            bring_up(pid, uplink)
         except OSError as exc:
             raise SandboxFailed(
                 f"the network of {name} cannot be switched on after its replay: {exc.strerror}; resume again"

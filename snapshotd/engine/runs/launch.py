@@ -11,9 +11,11 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from snapshotd.egress.watching import WaysOut
+from snapshotd.egress.way_out import WayOut
 from snapshotd.engine import identity
 from snapshotd.engine.context import Context
 from snapshotd.engine.identity import SandboxIdentity
@@ -31,8 +33,9 @@ from snapshotd.failpoints import hit
 from snapshotd.kernel import files
 from snapshotd.kernel.holding.members import Members
 from snapshotd.layers.pivot import Target
+from snapshotd.network import HostRules
 from snapshotd.runtime.base import Container, ContainerSpec, Runtime
-from snapshotd.types import NO_ISOLATION, ContainerID, SandboxSpec, Snapshot, Stack, Trajectory, new_id
+from snapshotd.types import NO_ISOLATION, ContainerID, SandboxSpec, Snapshot, Stack, Trajectory, new_id, short
 
 REFILL_DELAY_S = 0.25
 """Making a spare takes a processor for some 50 ms; the caller that took the last one is about to start a command."""
@@ -51,11 +54,14 @@ class Prepared:
     server: AgentServer
     calls: HandlerSlot
     run_dir: Path
+    way_out: WayOut | None = None
 
     def destroy(self) -> None:
         """Remove the container and everything that was made for it."""
         self.server.close()
         self.runtime.destroy(self.container.id)
+        if self.way_out is not None:
+            self.way_out.close()
         if self.target is not None:
             self.target.close()
 
@@ -67,6 +73,7 @@ class Launcher:
         """`take`: a snapshot's files as a stack that can be mounted now, held (cold.py)."""
         self._context = context
         self._take, self._sources = take, sources
+        self._ways_out = WaysOut(context.keeper)
         self._spares: OrderedDict[SandboxSpec, deque[Prepared]] = OrderedDict()
         self._lock = threading.Lock()
         self._closed = False
@@ -100,6 +107,7 @@ class Launcher:
             writer=writer,
             survival=survival,
             use=SandboxUse(trajectory.id),
+            way_out=prepared.way_out,
         )
         return sandbox, prepared.calls
 
@@ -115,6 +123,9 @@ class Launcher:
             own = SandboxIdentity.of(trajectory.id)
             identity.give(prepared.runtime, prepared.container, target, prepared.run_dir, own)
             identity.cover_machine_id(target, store, stack.image, prepared.run_dir)
+            if prepared.way_out is not None:
+                prepared.way_out.apply(HostRules(trajectory.spec.network.rules))
+                survival.kept.extend(self._ways_out.adopt(prepared.way_out, prepared.container.id))
             upper, seen = enter(target, store, stack, trajectory.spec.limits.disk_bytes)
         except BaseException:
             prepared.destroy()
@@ -144,6 +155,7 @@ class Launcher:
     def take(self, spec: SandboxSpec) -> Prepared:
         """A container of this kind: a spare one if there is one that still lives, else a new one. SandboxFailed,
         Unsupported."""
+        spec = replace(spec, network=spec.network.without_rules)
         while True:
             with self._lock:
                 spares = self._spares.setdefault(spec, deque())
@@ -172,6 +184,7 @@ class Launcher:
         server = _serve(run_dir, calls, admitted)
         image = context.image(spec.image)
         image_name = (image.name if image else "") or "snapshotd"
+        way_out: WayOut | None = None
         try:
             container = runtime.create(
                 ContainerSpec(container_id, run_dir, context.share_dir, spec.limits, spec.network, image_name, root)
@@ -179,13 +192,17 @@ class Launcher:
             hit("engine.start.container_created")
             admitted.append(runtime.admission(container))
             cgroup = runtime.members(container)
+            if spec.network.allows_names:
+                way_out = WayOut.make(short(container_id), container.pid)
             target = None if root is not None else Target.of(container.pid, container.id_map)
         except BaseException:
             server.close()
             runtime.destroy(container_id)
+            if way_out is not None:
+                way_out.close()
             self.remove_run_dir(container_id)
             raise
-        return Prepared(runtime, container, target, cgroup, server, calls, run_dir)
+        return Prepared(runtime, container, target, cgroup, server, calls, run_dir, way_out)
 
     def remove_run_dir(self, container_id: ContainerID) -> None:
         """Delete a container's run directory. Not an error when it is gone."""
@@ -208,6 +225,7 @@ class Launcher:
             self._spares.clear()
         for prepared in spares:
             self._discard(prepared)
+        self._ways_out.close()
 
     def _discard(self, prepared: Prepared) -> None:
         prepared.destroy()
@@ -263,6 +281,10 @@ class Launcher:
             TrajectoryWriter(head.id, head.seq, head.messages),
             Survival([] if survivor.process is None else [container.id]),
         )
+        way_out = None
+        if trajectory.spec.network.allows_names:
+            way_out, keys = self._ways_out.find(container.id, container.pid, HostRules(trajectory.spec.network.rules))
+            survival.kept.extend(keys)
         parts = self._parts(trajectory, container, target, survivor.cgroup, server)
         sandbox = Sandbox(
             trajectory=trajectory,
@@ -275,6 +297,7 @@ class Launcher:
             writer=writer,
             survival=survival,
             use=SandboxUse(trajectory.id, agent_running=survivor.process is not None),
+            way_out=way_out,
         )
         return sandbox, calls
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
+from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.approval.gate import Gate
 from snapshotd.engine.mind.calls import AgentCalls
@@ -23,7 +24,7 @@ from snapshotd.engine.sandbox.attach import Survivor, record_of
 from snapshotd.engine.sandbox.places import Places
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import StepListener
-from snapshotd.errors import SandboxFailed
+from snapshotd.errors import NotFound, SandboxFailed
 from snapshotd.types import ContainerID, Snapshot, SnapshotID, Trajectory
 
 _END_S = 10.0
@@ -145,3 +146,19 @@ class ThrowAways:
 
 def _stopped() -> SandboxFailed:
     return SandboxFailed("the daemon was told to stop, which ended this throw-away sandbox; repeat the command")
+
+
+def renew_network(catalog: Catalog, sandboxes: Iterable[Sandbox], end: Callable[[Sandbox], object]) -> None:
+    """Put the rules that are recorded for a trajectory's network in force in its sandboxes, if they have others.
+    SandboxFailed; then that sandbox is handed to `end`."""
+    for sandbox in sandboxes:
+        if sandbox.way_out is None:
+            continue
+        try:
+            with contextlib.suppress(NotFound):  # it is not recorded yet, or a throw-away: nobody has changed it
+                recorded = catalog.get_trajectory(sandbox.trajectory.id).spec.network
+                if recorded != sandbox.trajectory.spec.network:
+                    sandbox.reach(recorded)
+        except BaseException:
+            end(sandbox)
+            raise

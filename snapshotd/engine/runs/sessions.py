@@ -25,7 +25,7 @@ from snapshotd.engine.protocol.agent_handler import HandlerSlot
 from snapshotd.engine.runs.commands import Commands
 from snapshotd.engine.runs.execution import Execution
 from snapshotd.engine.runs.launch import Launcher, alive
-from snapshotd.engine.runs.launched import Adoption, ThrowAways
+from snapshotd.engine.runs.launched import Adoption, ThrowAways, renew_network
 from snapshotd.engine.runs.running_program import Program
 from snapshotd.engine.runs.services.starts import SandboxServices
 from snapshotd.engine.sandbox.attach import Survivor
@@ -111,6 +111,7 @@ class Sessions:
         sandbox, calls = self._launcher.launch(trajectory, snapshot, head)
         with self._lock:
             self._launched = [*(one for one in self._launched if not one.closed), sandbox]
+        renew_network(self._context.catalog, [sandbox], self._launcher.end)  # since its rules were read
         return sandbox, calls
 
     def launched(self) -> list[Sandbox]:
@@ -121,8 +122,7 @@ class Sessions:
     def adopt(
         self, sandbox: Sandbox, calls: HandlerSlot, resumption: Resumption | None = None, keys: Keys | None = None
     ) -> None:
-        """Register a launched sandbox: from now on its steps are recorded, by it alone. `resumption`, `keys`: as
-        `Adoption.adopt`."""
+        """Register a launched sandbox: from now on its steps are recorded, by it alone. Else as `Adoption.adopt`."""
         self._register(sandbox, self._adoption.adopt(sandbox, calls, resumption, keys))
 
     def _register(self, sandbox: Sandbox, journal: Journal) -> None:

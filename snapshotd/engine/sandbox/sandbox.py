@@ -19,9 +19,10 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from snapshotd.egress.way_out import WayOut
 from snapshotd.engine.protocol.agent_protocol import AgentServer
 from snapshotd.engine.sandbox.live import Survival
 from snapshotd.engine.sandbox.root import SandboxRoot, frozen
@@ -30,6 +31,7 @@ from snapshotd.errors import Conflict, LimitExceeded
 from snapshotd.gateway.base import Gateway
 from snapshotd.kernel.holding.members import Members
 from snapshotd.kernel.limits import Hits, hits
+from snapshotd.network import HostRules, Network
 from snapshotd.runtime.base import Container, Process, Runtime
 from snapshotd.types import Message, SnapshotID, Trajectory, TrajectoryID, short
 
@@ -229,6 +231,8 @@ class Sandbox:
     """Clients' connections to servers inside (engine/runs/ports.py), each with what to call when the sandbox ends."""
     gateway: Gateway | None = None
     """Its model endpoint, if its trajectory has providers."""
+    way_out: WayOut | None = None
+    """Its way to the hosts that it may reach, if its network allows some."""
     _released: bool = False
 
     @property
@@ -251,6 +255,11 @@ class Sandbox:
         """False if it is a plain folder, and its commands are processes like any others."""
         return self.container.root is None
 
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """Sentences about connections that were refused and that no snapshot has yet."""
+        return () if self.way_out is None else self.way_out.refused
+
     def hits(self) -> Hits:
         """The hits at its limits so far: none where it has no limits of its own."""
         return hits(self.container.pid) if self.isolated else Hits()
@@ -258,6 +267,14 @@ class Sandbox:
     def renew(self, trajectory: Trajectory) -> None:
         """The trajectory's own record has changed."""
         self.trajectory = trajectory
+
+    def reach(self, network: Network) -> None:
+        """Its network's rules from now on. SandboxFailed."""
+        with self.lock:
+            spec = replace(self.trajectory.spec, network=network)
+            self.trajectory = replace(self.trajectory, spec=spec)
+        if self.way_out is not None:
+            self.way_out.apply(HostRules(network.rules))
 
     def reach_models(self, gateway: Gateway) -> None:
         """The model endpoint of the sandbox, which ends with it."""
@@ -299,4 +316,6 @@ class Sandbox:
         for ended in list(self.connections.values()):
             ended()
         self.runtime.destroy(self.container.id)
+        if self.way_out is not None:
+            self.way_out.close()
         self.root.release()

@@ -78,6 +78,7 @@ def commit_step(
         captured = captured or _capture(sandbox)
         hit("engine.step.sealed")
         messages = tuple(sandbox.mind.messages)
+        refused = sandbox.refused
         kept = sandbox.writer.messages
         if follows is not None:
             kept = follows.messages if keep_messages is None else keep_messages
@@ -97,6 +98,7 @@ def commit_step(
             own_layers=captured.own_layers,
             follows=None if follows is None else follows.id,
             tags=tags,
+            refused=refused,
             files=FileChanges() if captured.base == sandbox.head and not captured.own_layers else None,
         )
         try:
@@ -118,6 +120,8 @@ def commit_step(
         sandbox.writer.moved(snapshot)
         sandbox.root.committed(captured, snapshot.id)
         sandbox.mind.saved(len(messages))
+        if refused and sandbox.way_out is not None:
+            sandbox.way_out.forget_refused(refused)
     listener(snapshot, captured)
     return snapshot
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from snapshotd.api.commands import BackgroundRequest, CommandFields, ExecRequest
 from snapshotd.api.mind import DecisionFields
+from snapshotd.api.trajectories import NetworkInfo
 from snapshotd.engine.base import (
     CommandInfo,
     Connection,
@@ -25,6 +26,7 @@ from snapshotd.engine.events import completed
 from snapshotd.engine.mind.reuse import REPLIES, REUSE
 from snapshotd.engine.runs import folder_mode, inputs, ports, snapshot_now
 from snapshotd.engine.runs.creation import Creation, throw_away
+from snapshotd.engine.runs.launched import renew_network
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions, check_not_running
 from snapshotd.engine.sandbox.background import Background
@@ -32,7 +34,8 @@ from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.storing import reserve
 from snapshotd.engine.storing.archive_queue import Archive
 from snapshotd.engine.storing.evict import Disposal
-from snapshotd.errors import SandboxFailed, UsageError
+from snapshotd.errors import Conflict, SandboxFailed, UsageError
+from snapshotd.network import HostRules, Network
 from snapshotd.types import NO_ISOLATION, ExperimentID, Snapshot, Trajectory, TrajectoryID, short
 
 
@@ -220,6 +223,34 @@ class RunService:
         if name is not None:
             self._archive.tags_changed()
         return taken
+
+    def network(self, ref: str) -> NetworkInfo:
+        """The network of a trajectory's sandboxes, and what it refused since the last snapshot."""
+        trajectory = self._catalog.resolve_trajectory(ref)
+        sandbox, network = self._sessions.find(trajectory.id), trajectory.spec.network
+        refused = () if sandbox is None else sandbox.refused
+        return NetworkInfo(trajectory.id, str(network), network.rules, refused)
+
+    def change_network(
+        self, ref: str, *, allow: tuple[str, ...] = (), deny: tuple[str, ...] = (), only: tuple[str, ...] | None = None
+    ) -> NetworkInfo:
+        """Change the hosts that a trajectory's sandboxes reach: one that runs from now on, and those of later starts and
+        forks. Connections that are not allowed any more are cut. Conflict: its network is not one of rules; UsageError,
+        LimitExceeded: a rule is malformed, or there are too many; SandboxFailed: they are recorded, and not in force in
+        the sandbox, which reaches nothing then."""
+        found = self._catalog.resolve_trajectory(ref)
+        with self._sessions.starting(found.id):
+            before = self._catalog.get_trajectory(found.id).spec.network
+            if not before.allows_names:
+                raise Conflict(
+                    f"the network of {found.name or short(found.id)} is {before}, which has no rules for hosts: make a sandbox with "
+                    "one, or fork this one, with the network allow:HOST"
+                )
+            rules = HostRules(before.rules if only is None else only).changed(allow, deny)
+            self._catalog.set_network(found.id, Network.allowing(rules.texts))
+            mine = [one for one in self._sessions.launched() if one.trajectory.id == found.id]
+            renew_network(self._catalog, mine, lambda _: None)
+        return self.network(found.id)
 
     def connect(self, ref: str, port: int, ended: Callable[[], object]) -> Connection:
         """Connect to a TCP server on a port of a sandbox's loopback, whatever its network; nothing else can be reached.

@@ -7,7 +7,8 @@ One JSON document per stored snapshot, in ASCII, keys in a fixed order, without 
      "trajectory": {"id", "name", "spec": {"image", "runtime", "network", "limits": {...}}, "agent": {...} | null, "env", "forked_from",
                     "experiment", "created_at_ns", "began"},
      "snapshot":   {"id", "parent", "follows", "base", "own_layers", "seq", "image", "layers", "tree", "state", "messages", "pause_ns",
-                    "created_at_ns", "method", "files": {...} | null, "warnings": [...]},
+                    "created_at_ns", "method", "files": {...} | null, "warnings": [...],
+                    "refused": [...]},
      "call":       {"id", "name", "status", ..., "output", "stdout", "stderr", "arguments", "damaged": {"stdout": [blob id, bytes], ...}},
      "start": n, "messages": [{"role", "content"}, ...],
      "entries":    [{"id", "kind", "name", "after", "began_at_ns", "side_effect", "key", "status", "ended_at_ns", "error", "facts",
@@ -39,7 +40,7 @@ from typing import Any
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.storing.record_entries import entry_document, read_entries
 from snapshotd.engine.storing.record_fields import ANY_TIME, DIGEST, ID, MAX_JSON_DEPTH, Fields, nests_deeper, shallow
-from snapshotd.errors import DataLoss, InternalError, VersionMismatch, check_format
+from snapshotd.errors import DataLoss, InternalError, LimitExceeded, UsageError, VersionMismatch, check_format
 from snapshotd.types import (
     KNOWN_NAME_PATTERN,
     NAME_PATTERN,
@@ -151,7 +152,7 @@ def decode_any(data: bytes) -> Record | Tags:
                 f"a record of kind {kind[:40]!r} comes from a newer snapshotd: use that or a newer one"
             )
         return _read_tags(top) if kind == "tags" else _read_snapshot(top)
-    except (ValueError, RecursionError) as exc:
+    except (ValueError, RecursionError, UsageError, LimitExceeded) as exc:
         raise DataLoss(f"a record is damaged ({exc}): run `snapshotd check`") from exc
 
 
@@ -206,7 +207,7 @@ def _document(record: Record) -> dict[str, Any]:
             "spec": {
                 "image": spec.image,
                 "runtime": spec.runtime,
-                "network": spec.network.value,
+                "network": str(spec.network),
                 "limits": _limits(spec.limits),
             },
             "agent": None
@@ -241,6 +242,7 @@ def _document(record: Record) -> dict[str, Any]:
             "method": snapshot.method,
             "files": None if snapshot.files is None else asdict(snapshot.files),
             **({"warnings": list(snapshot.warnings)} if snapshot.warnings else {}),
+            **({"refused": list(snapshot.refused)} if snapshot.refused else {}),
         },
         "call": {
             "id": call.id,
@@ -393,7 +395,7 @@ def _read_trajectory(fields: Fields, head: SnapshotID) -> Trajectory:
         SandboxSpec(
             ImageID(spec.text("image", ID)),
             spec.text("runtime", NAME_PATTERN),
-            spec.one_of("network", Network),
+            Network.parse(spec.text("network")),
             Limits(
                 limits.integer("memory_bytes"),
                 limits.number("cpus"),
@@ -445,6 +447,7 @@ def _read_facts(fields: Fields, trajectory: TrajectoryID, call: ToolCall) -> Sna
         None if tree is None else TreeID(tree),
         None if follows is None else SnapshotID(follows),
         fields.texts("warnings") if fields.has("warnings") else (),
+        fields.texts("refused") if fields.has("refused") else (),
     )
 
 

@@ -176,7 +176,7 @@ declare namespace Api {
     image?: string;
     limits?: LimitsRequest;
     name?: string | null;
-    network?: "none" | "bridge" | "host" | null;
+    network?: string | null;
     program?: string | null;
     providers?: (Provider)[];
     requirements?: string | null;
@@ -495,6 +495,19 @@ declare namespace Api {
     directory: string;
   }
 
+  interface NetworkInfo {
+    network: string;
+    refused: (string)[];
+    rules: (string)[];
+    trajectory: string;
+  }
+
+  interface NetworkRequest {
+    allow?: (string)[];
+    deny?: (string)[];
+    only?: (string)[] | null;
+  }
+
   interface OverviewInfo {
     file_bytes: number;
     layer_bytes: number;
@@ -637,7 +650,7 @@ declare namespace Api {
     image?: string;
     limits?: LimitsRequest;
     name?: string | null;
-    network?: "none" | "bridge" | "host" | null;
+    network?: string | null;
     program?: string | null;
     providers?: (Provider)[];
     requirements?: string | null;
@@ -657,7 +670,7 @@ declare namespace Api {
     image?: string;
     limits?: LimitsRequest;
     name?: string | null;
-    network?: "none" | "bridge" | "host" | null;
+    network?: string | null;
     program?: string | null;
     providers?: (Provider)[];
     requirements?: string | null;
@@ -752,6 +765,7 @@ declare namespace Api {
     model_use: ModelUseInfo | null;
     parent: string | null;
     pause_ms: number;
+    refused: (string)[];
     reused: string | null;
     seq: number;
     side_effect: "local" | "idempotent" | "irreversible" | null;
@@ -850,7 +864,7 @@ declare namespace Api {
     image: string;
     limits: LimitsInfo;
     name: string | null;
-    network: "none" | "bridge" | "host";
+    network: string;
     runtime: string;
     status: "running" | "stopped" | "finished" | "failed" | "interrupted";
   }
@@ -883,7 +897,7 @@ declare namespace Api {
     limits?: LimitsRequest | null;
     model?: string | null;
     name?: string | null;
-    network?: "none" | "bridge" | "host" | null;
+    network?: string | null;
     secrets?: Record<string, string>;
   }
 

@@ -198,6 +198,7 @@ def test_log_json_has_the_shape_of_the_contract(cli: Cli, box: str) -> None:
         "created_at",
         "tags",
         "warnings",
+        "refused",
         "reused",
         "kind",
     ]

@@ -50,7 +50,7 @@ def command(
     crash of the daemon), stored (survives power loss too), lost, or pruned (its files were given up). The last column is
     the call's main argument, cut to the terminal's width. The daemon counts
     changed files in the background: until then they are shown as "…", and "files" is null. With --json: an array of
-    {id,parent,trajectory,seq,tool,files,state,pause_ms,created_at,tags,warnings,reused}. A call that was answered from
+    {id,parent,trajectory,seq,tool,files,state,pause_ms,created_at,tags,warnings,refused,reused}. A call that was answered from
     an earlier run (`run --reuse`) has "← SNAPSHOT", the one that it was answered from. Where the program was refused
     when it was resumed, since it did something else than what is recorded, the reason is on standard error.
     """

@@ -115,6 +115,7 @@ def _print(client: Snapshotd, item: SnapshotInfo) -> None:
     if tool.error:
         facts.append(("error", printable(tool.error)))
     facts += [("warning", printable(warning)) for warning in item.warnings]
+    facts += [("refused", printable(sentence)) for sentence in item.refused]
     for key, value in facts:
         click.echo(click.style(f"{key:13}", bold=True) + value)
     for which in ("stdout", "stderr", "output"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from snapshotd.cli.command import connect, connect_async, declare, refuse
-from snapshotd.cli.values import complete_trajectory
+from snapshotd.cli.values import NetworkText, complete_trajectory
 from snapshotd.engine.host import integrations
 
 _EXAMPLES = [
@@ -36,7 +36,8 @@ _EXAMPLES = [
 @click.option("--read-only", is_flag=True, help="Only tools that change and run nothing.")
 @click.option(
     "--network",
-    type=click.Choice(["none", "bridge"]),
+    type=NetworkText(),
+    metavar="none|bridge|allow:HOST,...",
     default="none",
     show_default=True,
     help="What new sandboxes reach.",

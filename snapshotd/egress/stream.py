@@ -1,0 +1,101 @@
+"""One end of a connection, with deadlines; and the copying between two."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Coroutine
+
+from snapshotd.egress.base import CHUNK_BYTES, CONNECT_DEADLINE_S, IDLE_DEADLINE_S
+from snapshotd.network import Address
+
+_NO_LINGER = struct.pack("ii", 1, 0)
+_PLAIN_CHUNK_BYTES = 65_536
+
+
+class Stream:
+    """A connected socket that belongs to one connection. Every method may raise OSError; TimeoutError is one."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):  # it has ended already
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock, self._loop = sock, asyncio.get_running_loop()
+
+    async def receive(self, most: int = _PLAIN_CHUNK_BYTES, deadline_s: float = IDLE_DEADLINE_S) -> bytes:
+        """Some bytes; none: the other side says no more."""
+        async with asyncio.timeout(deadline_s):
+            return await self._loop.sock_recv(self._sock, most)
+
+    async def send(self, data: bytes | memoryview) -> None:
+        """All of these."""
+        async with asyncio.timeout(IDLE_DEADLINE_S):
+            await self._loop.sock_sendall(self._sock, data)
+
+    async def spoke(self) -> None:
+        """Return when something can be received, or the other side says no more; nothing is taken."""
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                self._sock.recv(1, socket.MSG_PEEK)
+                return
+            readable = self._loop.create_future()
+            self._loop.add_reader(self._sock, _resolve, readable)
+            try:
+                await readable
+            finally:
+                self._loop.remove_reader(self._sock)
+
+    async def copy_to(self, other: Stream) -> None:
+        """Everything that comes, until the other side says no more; then say so too."""
+        buffer = memoryview(bytearray(CHUNK_BYTES))
+        while True:
+            async with asyncio.timeout(IDLE_DEADLINE_S):
+                count = await self._loop.sock_recv_into(self._sock, buffer)
+            if not count:
+                break
+            await other.send(buffer[:count])
+        with contextlib.suppress(OSError):  # it has ended already
+            other._sock.shutdown(socket.SHUT_WR)
+
+    def close(self, *, abruptly: bool = False) -> None:
+        """End the connection; abruptly, so that the other side sees a reset and no end."""
+        if abruptly:
+            with contextlib.suppress(OSError):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self._sock.close()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def connect(address: Address, port: int) -> Stream:
+    """A connection of this machine to an address. OSError."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        async with asyncio.timeout(CONNECT_DEADLINE_S):
+            await asyncio.get_running_loop().sock_connect(sock, (str(address), port))
+        return Stream(sock)
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def copy_both(one: Stream, other: Stream) -> None:
+    """Everything that each says to the other, until both say no more. OSError: one has ended before."""
+    await together(one.copy_to(other), other.copy_to(one))
+
+
+async def together(*works: Coroutine[object, object, None]) -> None:
+    """Do all of these at once. The first error ends the others, and is raised."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,119 @@
+"""The rules of a network of some hosts: what they are in text, what they allow, and how they change."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+
+from snapshotd.errors import LimitExceeded, UsageError
+from snapshotd.network import HostRules, Network
+
+ADDRESS = ipaddress.ip_address
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("PyPI.org.", "pypi.org"),
+        ("*.PyPI.org:8443", "*.pypi.org:8443"),
+        ("10.1.2.3/16", "10.1.0.0/16"),
+        ("10.1.2.3:5432", "10.1.2.3:5432"),
+        ("[fd00::1]/8", "[fd00::]/8"),
+        ("!*", "!*"),
+        ("_srv.x-y.example", "_srv.x-y.example"),
+    ],
+)
+def test_a_rule_has_one_text(text: str, canonical: str) -> None:
+    network = Network.parse(f"allow:{text}")
+    assert network.rules == (canonical,)
+    assert Network.parse(str(network)) == network
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://a",
+        "a:b",
+        "a..b",
+        "-a.b",
+        "1.2.3",
+        "a:0",
+        "a:70000",
+        "ä.de",
+        "10.0.0.0/33",
+        "[::1",
+        "*x.y",
+        "a b",
+        "!",
+        "a:1:2",
+    ],
+)
+def test_what_is_no_rule_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is no rule for hosts"):
+        Network.parse(f"allow:{text}")
+
+
+def test_bounds() -> None:
+    with pytest.raises(LimitExceeded):
+        HostRules(f"h{number}.example" for number in range(257))
+    with pytest.raises(LimitExceeded):
+        HostRules(f"a.example:{number}" for number in range(1, 70))
+    with pytest.raises(UsageError):
+        Network.parse("everything")
+    assert Network.parse("none") is Network.NONE
+
+
+def test_names() -> None:
+    rules = HostRules(["a.example", "*.b.example", "c.example:22", "!bad.b.example", "!d.b.example:80"])
+    allowed = {
+        (name, port)
+        for name in (
+            "a.example",
+            "x.a.example",
+            "b.example",
+            "x.b.example",
+            "y.x.b.example",
+            "xb.example",
+            "bad.b.example",
+        )
+        for port in (22, 80, 443)
+        if rules.allows_name(name, port)
+    }
+    assert allowed == {(n, p) for n in ("a.example", "x.b.example", "y.x.b.example") for p in (80, 443)}
+    assert [rules.allows_name("c.example", port) for port in (22, 443, None)] == [True, False, True]
+    assert [rules.allows_name("d.b.example", port) for port in (80, 443, None)] == [False, True, True]
+    assert rules.ports == {22, 80, 443}
+
+
+def test_addresses() -> None:
+    rules = HostRules(["10.0.0.0/8", "0.0.0.0/0:81", "!10.6.0.0/16", "52.1.2.3"])
+    assert rules.allows_address(ADDRESS("10.1.2.3"), 443)
+    assert not rules.allows_address(ADDRESS("10.6.2.3"), 443)
+    assert not rules.allows_address(ADDRESS("10.1.2.3"), 22)
+    assert rules.allows_address(ADDRESS("8.8.8.8"), 81)
+    assert rules.names_range(ADDRESS("10.1.2.3"), own=True)
+    assert not rules.names_range(ADDRESS("127.0.0.1"), own=True), "everything is not the machine itself"
+    assert rules.names_range(ADDRESS("52.1.2.3"), own=True), "the address itself is"
+    assert not HostRules(["52.1.2.0/24"]).names_range(ADDRESS("52.1.2.3"), own=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "allow", "deny", "after"),
+    [
+        (["a.b", "*.a.b"], [], ["*.a.b"], ["a.b"]),
+        (["*.a.b"], [], ["x.a.b"], ["*.a.b", "!x.a.b"]),
+        (["*.a.b", "!x.a.b"], ["x.a.b"], [], ["*.a.b", "x.a.b"]),
+        (["a.b", "c.d:22"], [], ["*"], []),
+        (["a.b"], ["e.f"], ["*"], ["e.f"]),
+        (["10.0.0.0/8"], [], ["10.1.0.0/16", "11.0.0.0/8"], ["10.0.0.0/8", "!10.1.0.0/16"]),
+        (["*"], [], ["evil.example:80"], ["*", "!evil.example:80"]),
+    ],
+)
+def test_changes(before: list[str], allow: list[str], deny: list[str], after: list[str]) -> None:
+    assert list(HostRules(before).changed(allow, deny).texts) == after
+
+
+def test_a_change_names_hosts_and_not_denials() -> None:
+    with pytest.raises(UsageError, match=r"name the host alone: a\.b"):
+        HostRules(()).changed(["!a.b"], ())
