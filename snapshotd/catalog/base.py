@@ -164,8 +164,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def check_removable(self, trajectory_id: TrajectoryID, gone: Collection[TrajectoryID] = ()) -> None:
-        """Raises the errors that `remove_trajectory` would raise now, or once those of `gone` are removed; changes
-        nothing."""
+        """Raises the errors that `remove_trajectory` would raise now, or once those of `gone` are removed; changes nothing."""
 
     @abstractmethod
     def remove_trajectory(self, trajectory_id: TrajectoryID) -> None:
@@ -247,13 +246,11 @@ class Catalog(ABC):
 
     @abstractmethod
     def set_state(self, snapshot_ids: Iterable[SnapshotID], state: SnapshotState) -> None:
-        """Record durability. Unknown ids are ignored. A snapshot in any other state than `stored` has no tree
-        afterwards."""
+        """Record durability. Unknown ids are ignored. A snapshot in any other state than `stored` has no tree afterwards."""
 
     @abstractmethod
     def unstored(self) -> list[SnapshotID]:
-        """Snapshots in state `captured`, oldest first: the archive's remaining work. Cost: proportional to these, not
-        to all."""
+        """Snapshots in state `captured`, oldest first: the archive's remaining work. Cost: proportional to these, not to all."""
 
     @abstractmethod
     def set_stored(self, snapshot_id: SnapshotID, tree: TreeID, record: RecordID, warnings: Sequence[str] = ()) -> None:
