@@ -82,7 +82,6 @@ NAMES: tuple[str, ...] = (
     "client.apply.counts",
     "client.apply.undo",
     "client.apply.done",
-    "egress.proxy.started",
     "langgraph.call.begun",
     "langgraph.call.made",
     "langgraph.put.bound",

@@ -26,7 +26,6 @@ from snapshotd.egress.lookup import Lookups
 from snapshotd.egress.names import Pool
 from snapshotd.egress.refusals import RefusalLog
 from snapshotd.egress.relay import Relay
-from snapshotd.failpoints import hit
 from snapshotd.kernel import landlock
 from snapshotd.kernel import syscalls as sc
 from snapshotd.network import HostRules
@@ -150,7 +149,6 @@ def main(arguments: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _give_up_rights(user)
-    hit("egress.proxy.started")
     asyncio.run(_serve(socket.socket(fileno=control), init))
     os._exit(0)  # threads may be at a lookup
 

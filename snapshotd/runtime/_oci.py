@@ -199,7 +199,7 @@ def _mounts(spec: ContainerSpec, id_map: IdMap | None) -> list[dict[str, Any]]:
         _mount("/sys", "sysfs", "sysfs", *strict, "ro"),
         _mount(RUN_DIR, "bind", str(spec.run_dir), *_bind_options(spec.run_dir, "noexec")),
         _mount(SHARE_DIR, "bind", str(spec.share_dir), *_bind_options(spec.share_dir)),
-        *(() if spec.network is Network.NONE else resolver),
+        *(() if spec.network == Network.NONE else resolver),
     ]
 
 

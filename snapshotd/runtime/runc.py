@@ -102,7 +102,7 @@ class RuncRuntime(Runtime):
         reason = self.unavailable() if pattern is None else None
         if reason is not None:
             raise Unsupported(reason)
-        if spec.network is Network.BRIDGE:
+        if spec.network == Network.BRIDGE:
             _slirp.require()
         if self._bundle(spec.id).exists():
             raise SandboxFailed(f"container {short(spec.id)} exists already")
@@ -207,7 +207,7 @@ class RuncRuntime(Runtime):
         check_share_dir(spec)
         bundle = self._bundle(spec.id)
         bundle.mkdir(mode=0o700)
-        if spec.network is not Network.NONE:
+        if spec.network != Network.NONE:
             _oci.write_resolver(spec, _slirp.NAMESERVER)
         pid = None if pattern is None else self._make_like(pattern, spec, root)
         if pattern is not None and pid is None:
@@ -216,7 +216,7 @@ class RuncRuntime(Runtime):
         by_runc = pid is None
         if pid is None:
             pid = self._run(spec, root)
-        if spec.network is Network.BRIDGE:
+        if spec.network == Network.BRIDGE:
             _slirp.start(bundle, pid, user_namespace=self._id_map is not None)
         made = Container(spec.id, pid, self._id_map)
         if by_runc and spec.run_dir.name == spec.id and self._id_map is not None:

@@ -60,6 +60,7 @@ def test_an_agent_gets_a_snapshot_per_call_with_its_conversation(snap: Snap, run
         "tags",
         "warnings",
         "reused",
+        "refused",
     }
     assert snap.json("show", log[2]["id"])["message_count"] == 3
     assert "does not exist" in snap("cat", f"{log[1]['id']}:/workspace/f1", code=4).stderr

@@ -122,7 +122,7 @@ def _say(kind: type[Any], record: type[ApiRecord], **renamed: str) -> None:
     record_of.register(kind, partial(_record, record))
 
 
-_say(t.DamagedOutput, DamagedOutput)
+_say(t.DamagedOutput, DamagedOutput, output="which")
 _say(t.FileChanges, FileCounts)
 _say(t.ModelUse, ModelUseInfo, call_count="calls")
 _say(t.AgentSpec, AgentInfo)

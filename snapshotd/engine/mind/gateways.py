@@ -103,7 +103,7 @@ class Gateways:
         if not upstreams:
             return
         listener = self._listener(sandbox)
-        outside = sandbox.way_out is not None or sandbox.trajectory.spec.network is Network.BRIDGE
+        outside = sandbox.way_out is not None or sandbox.trajectory.spec.network == Network.BRIDGE
         if outside and journal.replay.replaying:
             journal.replay.before_live(_take_network(sandbox))
         calls = ModelCalls(self._context, journal)
