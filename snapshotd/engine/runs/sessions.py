@@ -134,9 +134,10 @@ class Sessions:
         for survivor in survivors:
             try:
                 self._attach(survivor)
-            except (SnapshotdError, OSError):
+            except Exception:  # noqa: BLE001 - one of them must not keep the daemon from starting
                 _log.warning("the run of %s cannot be gone on with", survivor.trajectory.id, exc_info=True)
-                survivor.give_up(self._context)
+                with contextlib.suppress(Exception):
+                    survivor.give_up(self._context)
 
     def _attach(self, survivor: Survivor) -> None:
         trajectory = survivor.trajectory
