@@ -32,6 +32,8 @@ Found = tuple[Address, ...]
 
 def plain(text: str) -> Address:
     """An address; one that stands for an IPv4 address in IPv6 (`::ffff:127.0.0.1`) is that. ValueError."""
+    if "%" in text:
+        raise ValueError("a zone is part of no address here")
     address = ipaddress.ip_address(text)
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
