@@ -72,7 +72,7 @@ def _may_reach(address: Address, rules: HostRules, port: int) -> bool:
     if rules.denies_address(address, port):
         return False
     own = is_own(address)
-    return (is_public(address) and not own) or rules.names_range(address, own=own)
+    return (is_public(address) and not own) or rules.names_range(address, port, own=own)
 
 
 def ask_host(name: str) -> Found:

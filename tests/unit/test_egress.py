@@ -12,6 +12,7 @@ from snapshotd.egress.lookup import plain
 from snapshotd.egress.places import LinkedNamespace
 from snapshotd.egress.proxy import ProxyProcess
 from snapshotd.egress.refusals import RefusalLog
+from snapshotd.egress.web import _passed_on, may_be_http
 
 
 def test_a_zone_is_part_of_no_address() -> None:
@@ -39,3 +40,18 @@ def test_a_proxy_that_says_nonsense_is_killed(message: bytes) -> None:
         child.returncode = 0  # the proxy's end reaps it
         theirs.close()
         proxy.close()
+
+
+def test_a_request_after_empty_lines_is_one() -> None:
+    assert may_be_http(b"\r\n\nGET / HTTP/1.1\r\n") is True
+    assert may_be_http(b"\r\n") is None
+    assert may_be_http(b"\r\n" * 40_000) is True
+
+
+def test_only_a_change_to_websocket_and_one_length_go_on() -> None:
+    socket_asked = [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
+    assert _passed_on(socket_asked) == socket_asked
+    h2c = [(b"connection", b"Upgrade, HTTP2-Settings"), (b"upgrade", b"h2c"), (b"http2-settings", b"x"), (b"a", b"b")]
+    assert _passed_on(h2c) == [(b"a", b"b")]
+    both = [(b"content-length", b"3"), (b"transfer-encoding", b"chunked")]
+    assert _passed_on(both) == [(b"transfer-encoding", b"chunked")]
