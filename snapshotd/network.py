@@ -19,6 +19,7 @@ from snapshotd.terms import ALLOW, MOST_RULES, NETWORK_MAX
 
 WEB_PORTS = frozenset((80, 443))
 """Ports that a rule without one allows."""
+_NAMES_PORT = 53
 MOST_PORTS = 64
 """Ports that the rules of one sandbox name together: each takes a listening socket."""
 
@@ -57,6 +58,10 @@ class HostRule:
         port = None if found is None or found[3] is None else int(found[3])
         if found is None or not found[2] or port == 0 or (port or 0) > 65535:
             raise _malformed(text)
+        if port == _NAMES_PORT and not found[1]:
+            raise UsageError(
+                f"{text[:300]!a} is no rule that can be kept: on port 53 every connection is the proxy's, which answers for names"
+            )
         mark, host, suffix = found[1], found[2], "" if port is None else f":{port}"
         if host == "*":
             return cls(f"{mark}*{suffix}", "", True, None, port, bool(mark))
@@ -89,12 +94,26 @@ class HostRule:
         """True if it is about this address."""
         return self.range is not None and address.version == self.range.version and address in self.range
 
+    def takes_all_of(self, other: HostRule) -> bool:
+        """True if this denies everything that the other allows."""
+        if not self.denies or self.port not in (None, other.port):
+            return False
+        if self.range is not None and other.range is not None:
+            return self.range.version == other.range.version and self.range.supernet_of(other.range)  # type: ignore[arg-type]
+        if self.name is None or other.name is None:
+            return False
+        if self.name == other.name:
+            return self.below == other.below
+        return self.below and self.has_name(other.name)
+
     def overlaps(self, other: HostRule) -> bool:
-        """True if both allow, and some host on some port is allowed by both."""
+        """True if both allow, and what the other allows can be reached by this one, too: some host, on some port."""
         if self.denies or other.denies or (other.port is not None and not self.has_port(other.port)):
             return False
         if self.range is not None and other.range is not None:
             return self.range.overlaps(other.range)
+        if self.name is not None and other.range is not None:
+            return True  # a name may lead to any address
         if self.name is None or other.name is None:
             return False
         if self.below == other.below and self.name == other.name:
@@ -148,12 +167,17 @@ class HostRules:
         """True if a rule takes the address away, whatever name leads to it."""
         return any(rule.denies and rule.has_address(address) and rule.has_port(port) for rule in self.all)
 
-    def names_range(self, address: Address, *, own: bool) -> bool:
-        """True if a rule opens an address that is not public to names that lead there. A range that holds public addresses
+    def names_range(self, address: Address, port: int, *, own: bool) -> bool:
+        """True if a rule opens an address that is not public to names that lead there. `port`: 0 is any.
+        A range that holds public addresses
         as well does not mean this machine's neighbours; and a public address that is this machine's `own` is meant by
         nothing but itself."""
         return any(
-            rule.has_address(address) and not rule.denies and rule.range is not None and _is_meant(rule.range, own=own)
+            rule.has_address(address)
+            and not rule.denies
+            and (not port or rule.port in (None, port))
+            and rule.range is not None
+            and _is_meant(rule.range, own=own)
             for rule in self.all
         )
 
@@ -171,6 +195,11 @@ class HostRules:
                 kept[denial.text] = denial
         for rule in map(_allowing, allow):
             kept.pop(f"!{rule.text}", None)
+            covering = next((other for other in kept.values() if other.takes_all_of(rule)), None)
+            if covering is not None:
+                raise UsageError(
+                    f"{rule.text} stays denied by the rule {covering.text}: allow {covering.text[1:]} first, or give all rules anew"
+                )
             kept[rule.text] = rule
         return HostRules(kept)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from snapshotd.errors import LimitExceeded, UsageError
+from snapshotd.errors import LimitExceeded, SnapshotdError, UsageError
 from snapshotd.terms import ID_FORM, NAME_PATTERN, nearest, number_of
 
 PLACE = b"etc/snapshotd/services.toml"
@@ -21,9 +21,12 @@ PLACE = b"etc/snapshotd/services.toml"
 SERVICES_MAX = 16
 """Services of one sandbox. Each costs what a command in the background does: two threads and up to five descriptors."""
 FILE_MAX_BYTES = 64 << 10
+DOTS_MAX = 1000
+"""Dots in one line of the file: the time to read a key grows with the square of those in it."""
 READY_TIMEOUT_S = 60.0
 READY_TIMEOUT_MAX_S = 3600.0
 RESTARTS_MAX = 1000
+_NUMBER_MAX = 1 << 31
 _KEYS = ("command", "cwd", "env", "user", "ready", "ready_timeout", "port", "required", "restarts")
 
 
@@ -59,9 +62,14 @@ def parse(text: str, source: str) -> tuple[DeclaredService, ...]:
     """The services that a file declares, in its order. `source` names the file in the UsageError; LimitExceeded."""
     check_size(text, source)
     try:
-        tables = tomllib.loads(text)
-    except (ValueError, RecursionError) as exc:
-        raise UsageError(f"{source} cannot be read as TOML: {exc}") from exc
+        return _services(tomllib.loads(text), source)
+    except SnapshotdError:
+        raise
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as exc:
+        raise UsageError(f"{source} cannot be read as TOML: {str(exc)[:200]}") from exc
+
+
+def _services(tables: dict[str, Any], source: str) -> tuple[DeclaredService, ...]:
     other = next((key for key in tables if key != "services"), None)
     if other is not None:
         raise UsageError(f"{source} has the key {other[:80]!r}; it has tables [services.NAME] only")
@@ -81,6 +89,8 @@ def check_size(text: str, source: str) -> None:
         raise UsageError(f"{source} has text that is not Unicode (at character {exc.start}); leave that out") from None
     if size > FILE_MAX_BYTES:
         raise LimitExceeded(f"{source} has {size} bytes; {FILE_MAX_BYTES} are the most for the services of a sandbox")
+    if any(line.count(".") > DOTS_MAX for line in text.split("\n")):
+        raise LimitExceeded(f"{source} has a line with more than {DOTS_MAX} dots; put what is so long into a script")
 
 
 def write(services: Sequence[DeclaredService]) -> str:
@@ -123,17 +133,21 @@ def check_name(name: str) -> None:
 
 
 def _service(name: str, table: Any, source: str) -> DeclaredService:
+    try:
+        check_name(name)
+    except UsageError as exc:
+        raise UsageError(f"{source}: {exc.message}") from None
     if not isinstance(table, dict):
-        raise UsageError(f"{source}: {name[:80]!r} is no table; write [services.NAME] with a command")
+        raise UsageError(f"{source}: {name!r} is no table; write [services.NAME] with a command")
     unknown = next((key for key in table if key not in _KEYS), None)
     if unknown is not None:
-        raise UsageError(f"{source}: the service {name[:80]} has the key {unknown[:80]!r}{nearest(unknown, _KEYS)}")
+        raise UsageError(f"{source}: the service {name} has the key {unknown[:80]!r}{nearest(unknown[:80], _KEYS)}")
     command, env = table.get("command"), table.get("env", {})
     argv: Any = ("/bin/sh", "-c", command) if isinstance(command, str) and command else command
     if not _is_list_of_text(argv):
-        raise UsageError(f"{source}: the service {name[:80]} needs a command, a text for the shell or a list of texts")
+        raise UsageError(f"{source}: the service {name} needs a command, a text for the shell or a list of texts")
     if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
-        raise UsageError(f"{source}: the env of the service {name[:80]} is no table of texts")
+        raise UsageError(f"{source}: the env of the service {name} is no table of texts")
     _check_kinds(name, table, source)
     made = DeclaredService(
         name,
@@ -169,7 +183,9 @@ def _check_kinds(name: str, table: dict[str, Any], source: str) -> None:
             value = table.get(key)
             wrong = not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed)
             if value is not None and wrong:
-                raise UsageError(f"{source}: {key} of the service {name[:80]} is {shown}, not {str(value)[:80]!r}")
+                raise UsageError(f"{source}: {key} of the service {name} is {shown}")
+            if isinstance(value, int) and abs(value) > _NUMBER_MAX:
+                raise UsageError(f"{source}: {key} of the service {name} is too large a number")
 
 
 def _table(service: DeclaredService) -> str:

@@ -35,6 +35,9 @@ SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
 
 DEFAULT_TENANT = "default"
 """Tenant of a trajectory, and of the key-value store, if the user names none."""
+RESERVED_TENANTS = frozenset(("e2b",))
+"""Tenants of programs beside the daemon, whose values are for them alone (integrations/e2b/records.py): no token and no
+sandbox has one."""
 TENANT_VARIABLE = "SNAPSHOTD_TENANT"
 """Environment name of a trajectory's tenant, if it is not the default. It is part of the recorded environment, so that
 resumptions and forks have it too; commands do not see it."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from snapshotd.api.commands import ExecRequest
+from snapshotd.catalog import tenancy
 from snapshotd.config import UserPlaces, read
 from snapshotd.daemon.access.address import parse_listen
 from snapshotd.daemon.host import Footing
@@ -33,6 +34,7 @@ from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import SnapshotdError, Unsupported, UsageError
 from snapshotd.kernel import abilities
 from snapshotd.kernel.abilities import Mode
+from snapshotd.types import NO_ISOLATION
 
 PROGRAMS = Path(__file__).with_name("programs")
 
@@ -44,6 +46,7 @@ def open_small(state_dir: Path, footing: Footing) -> Engine:
         _open_ports()
     abilities.loop_devices = lambda: "a file system of their own is not for small layers"
     os.environ["PATH"] = f"{PROGRAMS}:{os.environ['PATH']}"
+    tenancy._OWNED = tenancy._OWNED.replace(f", '{NO_ISOLATION}'", "")  # here the folders stand for isolated sandboxes
     engine = open_engine(dataclasses.replace(read(), state_dir=str(state_dir)), footing)
     _put_defects(engine)
     return engine

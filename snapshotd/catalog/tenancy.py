@@ -2,7 +2,8 @@
 
 A caller of one tenant resolves refs as if there were nothing else in the catalog. Only looking by a ref, or by the name of
 an approval or experiment, is narrowed: by exact id, and in lists, the engine sees everything, since its own work (a prune,
-a name that is taken) is about all tenants. A user's folder belongs to no tenant: it is of this machine.
+a name that is taken) is about all tenants. A user's folder and a sandbox without isolation belong to no tenant: they are
+of this machine.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from snapshotd.sqlite import Database, Value
-from snapshotd.terms import DEFAULT_TENANT, TENANT_VARIABLE
+from snapshotd.terms import DEFAULT_TENANT, NO_ISOLATION, TENANT_VARIABLE
 from snapshotd.types import FOLDER, TrajectoryID
 
 _present: ContextVar[str | None] = ContextVar("tenant", default=None)
 _OWNED = (
     "coalesce((SELECT json_extract(e.value, '$[1]') FROM json_each(t.env) e"
-    f" WHERE json_extract(e.value, '$[0]') = '{TENANT_VARIABLE}'), '{DEFAULT_TENANT}') = ? AND t.runtime <> '{FOLDER}'"
+    f" WHERE json_extract(e.value, '$[0]') = '{TENANT_VARIABLE}'), '{DEFAULT_TENANT}') = ?"
+    f" AND t.runtime NOT IN ('{FOLDER}', '{NO_ISOLATION}')"
 )
 """True for a row t of `trajectories` that is this tenant's."""
 
@@ -56,5 +58,6 @@ def is_own(db: Database, trajectory_id: str) -> bool:
 def trajectories_of(db: Database, tenant: str, among: TrajectoryID | None) -> set[TrajectoryID]:
     """See `Catalog.trajectories_of`."""
     condition, values = owned(tenant)
-    where = f"WHERE t.id = coalesce(?, t.id) AND {condition}"
-    return {TrajectoryID(row[0]) for row in db.read(f"SELECT t.id FROM trajectories t {where}", (among, *values))}
+    if among is not None:
+        condition, values = f"t.id = ? AND {condition}", (among, *values)
+    return {TrajectoryID(row[0]) for row in db.read(f"SELECT t.id FROM trajectories t WHERE {condition}", values)}

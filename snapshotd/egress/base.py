@@ -59,6 +59,8 @@ CONNECT_DEADLINE_S = 10.0
 IDLE_DEADLINE_S = 3600.0
 """A connection in which nothing was said for so long ends."""
 CHUNK_BYTES = 262_144
+REFUSAL_MAX = 300
+"""Characters of a sentence about what was refused."""
 
 
 class NotAllowed(Exception):  # noqa: N818 - it is the answer to a sandbox, no error of ours
@@ -87,5 +89,5 @@ class HostTarget:
 
 def shown(text: str, most: int = 120) -> str:
     """A hostile text as a person may read it: printable ASCII, and not long."""
-    clean = ascii(text)[1:-1]
+    clean = text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
     return clean if len(clean) <= most else f"{clean[:most]}..."

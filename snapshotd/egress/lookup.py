@@ -32,6 +32,8 @@ Found = tuple[Address, ...]
 
 def plain(text: str) -> Address:
     """An address; one that stands for an IPv4 address in IPv6 (`::ffff:127.0.0.1`) is that. ValueError."""
+    if "%" in text:
+        raise ValueError("a zone is part of no address here")
     address = ipaddress.ip_address(text)
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
@@ -70,7 +72,7 @@ def _may_reach(address: Address, rules: HostRules, port: int) -> bool:
     if rules.denies_address(address, port):
         return False
     own = is_own(address)
-    return (is_public(address) and not own) or rules.names_range(address, own=own)
+    return (is_public(address) and not own) or rules.names_range(address, port, own=own)
 
 
 def ask_host(name: str) -> Found:

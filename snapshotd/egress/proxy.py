@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from snapshotd.config import passed_on
-from snapshotd.egress.base import MESSAGE_MAX_BYTES, PROXY_PORT, VERSION
+from snapshotd.egress.base import MESSAGE_MAX_BYTES, PROXY_PORT, REFUSAL_MAX, VERSION, shown
 from snapshotd.egress.places import LinkedNamespace
 from snapshotd.kernel import rootless
 from snapshotd.kernel.namespaces import CONTAINER_IDS
@@ -152,13 +152,20 @@ class ProxyProcess:
                 break
             except OSError:
                 data = b""
-            message = json.loads(data) if data else {}
             self.has_ended = not data
-            self.applied += "applied" in message
-            heard += [message["refused"]] if "refused" in message else []
-            if "version" in message:
-                self.version, self.ports = message["version"], frozenset(message["ports"])
+            try:
+                heard += self._understand(json.loads(data)) if data else []
+            except (ValueError, TypeError, LookupError, RecursionError):
+                self.kill()  # it is not itself any more
         return heard
+
+    def _understand(self, message: Any) -> list[str]:
+        if not isinstance(message, dict):
+            raise TypeError
+        self.applied += "applied" in message
+        if "version" in message:
+            self.version, self.ports = message["version"], frozenset(message["ports"])
+        return [shown(str(message["refused"]), REFUSAL_MAX)] if "refused" in message else []
 
     def kill(self) -> None:
         """End it at once. Not an error when it has ended."""

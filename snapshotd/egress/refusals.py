@@ -6,6 +6,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from snapshotd.egress.base import REFUSAL_MAX, shown
+
 _QUIET_S = 2.0
 """For so long the same sentence is not said again: the snapshot of the step it belongs to has it."""
 _BURST, _PER_S = 100, 10.0
@@ -23,7 +25,7 @@ class RefusalLog:
 
     def add(self, sentence: str) -> None:
         """Something was refused."""
-        now = self._now()
+        sentence, now = shown(sentence, REFUSAL_MAX), self._now()
         if now - self._said.get(sentence, float("-inf")) < _QUIET_S:
             return
         self._left = min(_BURST, self._left + (now - self._at) * _PER_S)

@@ -107,11 +107,13 @@ class Relay:
         current = asyncio.current_task()
         if current in self._open:
             self._open[current].add(target)
+        self._allowed(target)  # the rules may have changed while the client said nothing
         if target.name is None:
             assert target.address is not None
             addresses = reachable((target.address,), self._rules, target.port)
         else:
-            addresses = reachable(await self._lookups.find(target.name), self._rules, target.port)
+            found = await self._lookups.find(target.name)
+            addresses = reachable(found, self._rules, self._allowed(target).port)
         failure: OSError = ConnectionRefusedError()
         for address in addresses[:4]:
             try:

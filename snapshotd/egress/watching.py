@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import threading
@@ -11,6 +12,7 @@ from snapshotd.egress.way_out import WayOut
 from snapshotd.network import HostRules
 from snapshotd.types import ContainerID, short
 
+_log = logging.getLogger(__name__)
 _KEY = "way-out"
 _AGAIN_MS = 1000
 """A proxy that dies at once is started again only so often."""
@@ -72,7 +74,7 @@ class WaysOut:
     def _watch(self) -> None:
         while not self._closed:
             with self._lock:
-                self._watched = [one for one in self._watched if one.mend()]
+                self._watched = [one for one in self._watched if _mends(one)]
                 watched = list(self._watched)
             poller, patience_ms = select.poll(), None
             poller.register(self._woken_r, select.POLLIN)
@@ -86,3 +88,11 @@ class WaysOut:
                 os.read(self._woken_r, 4096)
             except BlockingIOError:
                 pass
+
+
+def _mends(one: WayOut) -> bool:
+    try:
+        return one.mend()
+    except Exception:  # noqa: BLE001 - the others must be watched on
+        _log.warning("a way out of a sandbox cannot be mended", exc_info=True)
+        return False

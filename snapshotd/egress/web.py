@@ -29,6 +29,9 @@ Told = Callable[[str], None]
 
 def may_be_http(data: bytes) -> bool | None:
     """True if these first bytes begin an HTTP request; None: more of them would tell."""
+    size, data = len(data), data.lstrip(b"\r\n")  # servers skip empty lines before a request
+    if not data and size > _HEAD_MAX_BYTES:
+        return True
     if any(data.startswith(method) for method in _METHODS):
         return True
     if any(method.startswith(data) for method in _METHODS):
@@ -126,7 +129,7 @@ class HttpRelay:
             target = slash + path or "/"
         elif target[:1] not in ("/", "*"):
             raise NotAllowed("the address in its request is none of plain HTTP")
-        headers = [(name, value) for name, value in request.headers if not name.startswith(b"proxy-")]
+        headers = _passed_on([(name, value) for name, value in request.headers if not name.startswith(b"proxy-")])
         named = self._named([value.decode("latin-1") for name, value in headers if name == b"host"], authority)
         return named, h11.Request(method=request.method, target=target, headers=headers)
 
@@ -220,6 +223,20 @@ class HttpRelay:
         with contextlib.suppress(OSError, h11.LocalProtocolError):  # it has ended, or wants no answer
             for part in parts:
                 await self._client.send(_must(self._server.send(part)))
+
+
+def _passed_on(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers without what another reader could take otherwise: a second length, and changes to a protocol whose
+    requests nobody here would see."""
+    names = {name for name, _ in headers}
+    upgrades = [value.strip().lower() for name, value in headers if name == b"upgrade"]
+    dropped = {b"content-length"} if b"transfer-encoding" in names else set()
+    if upgrades not in ([], [b"websocket"]):
+        dropped |= {b"upgrade", b"http2-settings"}
+    kept = [(name, value) for name, value in headers if name not in dropped]
+    if b"upgrade" not in dropped:
+        return kept
+    return [(name, value) for name, value in kept if name != b"connection" or b"upgrade" not in value.lower()]
 
 
 async def _next(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from snapshotd.catalog.base import Catalog, present_tenant, seen_by
 from snapshotd.errors import Ambiguous, Conflict, NotFound
-from snapshotd.terms import DEFAULT_TENANT, TENANT_VARIABLE
+from snapshotd.terms import DEFAULT_TENANT, NO_ISOLATION, TENANT_VARIABLE
 from snapshotd.types import FOLDER, Experiment, ExperimentID, Snapshot, SnapshotID, Trajectory, TrajectoryID
 from tests.contracts.refusal import refuses
 from tests.records import begin, make_approval, make_image, started
@@ -86,15 +86,17 @@ def a_tenants_trajectories_are_listed(catalog: Catalog) -> None:
     assert catalog.trajectories_of("acme", theirs.id) == catalog.trajectories_of("unknown") == set()
 
 
-def folders_of_users_are_nobodys(catalog: Catalog) -> None:
+def what_is_of_the_machine_is_no_tenants(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
-    spec = replace(trajectory.spec, runtime=FOLDER)
-    folder, _ = started(catalog, spec=spec, name="folder")
-    with seen_by(DEFAULT_TENANT):
-        refuses(NotFound, catalog.resolve_trajectory, "folder")
-        assert catalog.resolve_trajectory(first.id).id == trajectory.id
-    assert catalog.trajectories_of(DEFAULT_TENANT) == {trajectory.id}
-    assert catalog.resolve_trajectory("folder").id == folder.id
+    for runtime in (FOLDER, NO_ISOLATION):
+        spec = replace(trajectory.spec, runtime=runtime)
+        other, _ = started(catalog, spec=spec, name=f"of-{runtime}")
+        with seen_by(DEFAULT_TENANT):
+            refuses(NotFound, catalog.resolve_trajectory, f"of-{runtime}")
+            assert catalog.resolve_trajectory(first.id).id == trajectory.id
+        assert catalog.trajectories_of(DEFAULT_TENANT) == {trajectory.id}
+        assert catalog.trajectories_of(DEFAULT_TENANT, other.id) == set()
+        assert catalog.resolve_trajectory(f"of-{runtime}").id == other.id
 
 
 def approvals_and_experiments_of_others_are_not_found(catalog: Catalog) -> None:
@@ -120,6 +122,6 @@ CHECKS: tuple[Callable[[Catalog], None], ...] = (
     refs_of_others_mean_nothing,
     names_of_others_are_taken_and_tell_no_more,
     a_tenants_trajectories_are_listed,
-    folders_of_users_are_nobodys,
+    what_is_of_the_machine_is_no_tenants,
     approvals_and_experiments_of_others_are_not_found,
 )

@@ -54,11 +54,17 @@ def test_what_is_no_rule_is_refused(text: str) -> None:
         Network.parse(f"allow:{text}")
 
 
+def test_the_port_of_the_proxys_own_name_server_is_no_rule() -> None:
+    with pytest.raises(UsageError, match="on port 53"):
+        Network.parse("allow:a.b:53")
+    assert Network.parse("allow:*,!a.b:53").rules == ("*", "!a.b:53")
+
+
 def test_bounds() -> None:
     with pytest.raises(LimitExceeded):
         HostRules(f"h{number}.example" for number in range(257))
     with pytest.raises(LimitExceeded):
-        HostRules(f"a.example:{number}" for number in range(1, 70))
+        HostRules(f"a.example:{number}" for number in range(101, 170))
     with pytest.raises(UsageError):
         Network.parse("everything")
     assert Network.parse("none") is Network.NONE
@@ -92,10 +98,12 @@ def test_addresses() -> None:
     assert not rules.allows_address(ADDRESS("10.6.2.3"), 443)
     assert not rules.allows_address(ADDRESS("10.1.2.3"), 22)
     assert rules.allows_address(ADDRESS("8.8.8.8"), 81)
-    assert rules.names_range(ADDRESS("10.1.2.3"), own=True)
-    assert not rules.names_range(ADDRESS("127.0.0.1"), own=True), "everything is not the machine itself"
-    assert rules.names_range(ADDRESS("52.1.2.3"), own=True), "the address itself is"
-    assert not HostRules(["52.1.2.0/24"]).names_range(ADDRESS("52.1.2.3"), own=True)
+    assert rules.names_range(ADDRESS("10.1.2.3"), 443, own=True)
+    assert not rules.names_range(ADDRESS("127.0.0.1"), 443, own=True), "everything is not the machine itself"
+    assert rules.names_range(ADDRESS("52.1.2.3"), 443, own=True), "the address itself is"
+    assert HostRules(["10.1.2.3:5432"]).names_range(ADDRESS("10.1.2.3"), 5432, own=False)
+    assert not HostRules(["10.1.2.3:5432"]).names_range(ADDRESS("10.1.2.3"), 443, own=False)
+    assert not HostRules(["52.1.2.0/24"]).names_range(ADDRESS("52.1.2.3"), 443, own=True)
 
 
 @pytest.mark.parametrize(
@@ -107,10 +115,18 @@ def test_addresses() -> None:
         (["a.b", "c.d:22"], [], ["*"], []),
         (["a.b"], ["e.f"], ["*"], ["e.f"]),
         (["10.0.0.0/8"], [], ["10.1.0.0/16", "11.0.0.0/8"], ["10.0.0.0/8", "!10.1.0.0/16"]),
+        (["a.b"], [], ["9.9.9.9"], ["a.b", "!9.9.9.9"]),
+        (["*", "!a.b"], ["a.b:443"], ["a.b"], None),
+        (["*", "!*.b"], ["a.b"], [], None),
+        (["10.0.0.0/8", "!10.1.0.0/16"], ["10.1.2.3"], [], None),
         (["*"], [], ["evil.example:80"], ["*", "!evil.example:80"]),
     ],
 )
-def test_changes(before: list[str], allow: list[str], deny: list[str], after: list[str]) -> None:
+def test_changes(before: list[str], allow: list[str], deny: list[str], after: list[str] | None) -> None:
+    if after is None:
+        with pytest.raises(UsageError, match="stays denied by the rule !"):
+            HostRules(before).changed(allow, deny)
+        return
     assert list(HostRules(before).changed(allow, deny).texts) == after
 
 

@@ -26,6 +26,11 @@ from snapshotd.errors import LimitExceeded, UsageError
         ('[services.web]\ncommand = "x"\nrestarts = -1\n', "0 to 1000 times"),
         ('[services.web]\ncommand = "x"\nenv = { A = 1 }\n', "is no table of texts"),
         ('[services."a b"]\ncommand = "x"\n', "cannot be the name of a service"),
+        ('[services.web]\ncommand = "x"\nport = 0x' + "f" * 5000 + "\n", "too large"),
+        ('[services.web]\ncommand = "x"\nrestarts = ' + "9" * 5000 + "\n", "cannot be read"),
+        ('[services.web]\ncommand = "x"\nready_timeout = 1' + "0" * 400 + "\n", "too large"),
+        ('[services.web]\ncommand = "x"\n' + "cwd." * 990 + "a = 1\n", "cwd of the service web is a text"),
+        ("x = " + "[" * 9000 + "\n", "cannot be read"),
         ("[services.abcd]\ncommand = 'x'\n", "could be taken for the id"),
     ],
 )
@@ -39,6 +44,8 @@ def test_a_file_is_bounded() -> None:
         declarations.parse("".join(f'[services.s{n}]\ncommand = "x"\n' for n in range(17)), "services.toml")
     with pytest.raises(LimitExceeded, match="bytes"):
         declarations.parse("#" * (64 << 10) + "\n", "services.toml")
+    with pytest.raises(LimitExceeded, match="dots"):
+        declarations.parse("a." * 30_000 + "a = 1\n", "services.toml")
 
 
 def test_a_service_is_read_back_as_it_was_written() -> None:

@@ -24,7 +24,7 @@ from snapshotd.api.access import Scope
 from snapshotd.api.operations import ADMIN
 from snapshotd.daemon.access.principals import GRANTS, Principal
 from snapshotd.errors import Conflict, DataLoss, LimitExceeded, NotFound, NotPermitted, UsageError, check_format
-from snapshotd.terms import DEFAULT_TENANT, NAME_PATTERN
+from snapshotd.terms import DEFAULT_TENANT, NAME_PATTERN, RESERVED_TENANTS
 
 PREFIX = "sdt_"
 TOKENS_MAX = 1000
@@ -102,6 +102,8 @@ class Tokens:
             raise UsageError("a token with the scope admin sees all tenants: leave the tenant out, or the scope")
         if tenant is not None and not NAME_PATTERN.fullmatch(tenant):
             raise UsageError(f"{tenant[:80]!r} cannot be a tenant: use up to 64 letters, digits and ._-")
+        if tenant in RESERVED_TENANTS:
+            raise UsageError(f"the tenant {tenant} is reserved for a program beside the daemon; choose another one")
         if expires_at_ns is not None and expires_at_ns <= time.time_ns():
             raise UsageError("the token would have expired already; name a later time")
         owner = None if ADMIN in kept else tenant or DEFAULT_TENANT

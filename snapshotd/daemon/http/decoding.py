@@ -8,7 +8,7 @@ import binascii
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -30,6 +30,7 @@ from snapshotd.catalog.base import present_tenant
 from snapshotd.engine import base
 from snapshotd.engine.experiments import base as trials
 from snapshotd.errors import LimitExceeded, NotFound, NotPermitted, UsageError
+from snapshotd.network import HostRule
 from snapshotd.scores import SCORE_TIMEOUT_S
 from snapshotd.terms import TENANT_VARIABLE
 
@@ -60,7 +61,7 @@ def sandbox_request(body: SandboxFields, namespace_pid: int) -> base.SandboxRequ
         workspace=_given_path(body.workspace, "workspace"),
         namespace_pid=namespace_pid,
         env=environment(body.env),
-        network=None if body.network is None else t.Network.parse(body.network),
+        network=None if body.network is None else network(body.network),
         name=body.name,
         secrets=environment(body.secrets),
         providers=tuple(map(provider, body.providers)),
@@ -108,6 +109,25 @@ def provider(item: Provider) -> base.Provider:
     return base.Provider(cast(base.ProviderKind, item.kind), url, item.api_key)
 
 
+def network(text: str) -> t.Network:
+    """UsageError, LimitExceeded; NotPermitted: see `check_hosts`."""
+    found = t.Network.parse(text)
+    check_hosts(found.rules)
+    return found
+
+
+def check_hosts(rules: Iterable[str]) -> None:
+    """NotPermitted: a caller of one tenant allows addresses, which may be of the daemon's own network. UsageError."""
+    if present_tenant() is None:
+        return
+    for rule in map(HostRule.parse, rules):
+        if rule.range is not None and not rule.denies:
+            raise NotPermitted(
+                f"{rule.text} is an address, which may be of the daemon's own network, so only the daemon's own users and the scope "
+                "admin may allow it; allow hosts by their names"
+            )
+
+
 def given_limits(limits: LimitsRequest) -> dict[str, Any]:
     """The limits that are given."""
     given = {key: value for key, value in vars(limits).items() if value is not UNSET}
@@ -128,7 +148,7 @@ def variant(item: VariantFields) -> base.Variant:
         environment(item.secrets),
         None if item.edit is None else edit_request(item.edit),
         item.model,
-        None if item.network is None else t.Network.parse(item.network),
+        None if item.network is None else network(item.network),
         () if item.limits is None else tuple(sorted(given_limits(item.limits).items())),
     )
 

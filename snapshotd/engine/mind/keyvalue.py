@@ -15,6 +15,7 @@ from snapshotd.catalog.base import Catalog
 from snapshotd.engine.secrecy import TENANT
 from snapshotd.errors import LimitExceeded, SnapshotdError, UsageError
 from snapshotd.failpoints import hit
+from snapshotd.terms import RESERVED_TENANTS
 from snapshotd.types import DEFAULT_TENANT, NAME_PATTERN, StoredValue
 
 MAX_KEY_CHARS = 200
@@ -150,8 +151,10 @@ class KeyValueStore:
 
 
 def tenant_env(tenant: str) -> tuple[tuple[str, str], ...]:
-    """A tenant as a trajectory's environment records it. UsageError: malformed."""
+    """A tenant as a trajectory's environment records it. UsageError: malformed, or reserved."""
     _check_tenant(tenant)
+    if tenant in RESERVED_TENANTS:
+        raise UsageError(f"the tenant {tenant} is reserved for a program beside the daemon; choose another one")
     return () if tenant == DEFAULT_TENANT else ((TENANT, tenant),)
 
 

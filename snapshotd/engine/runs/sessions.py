@@ -134,9 +134,9 @@ class Sessions:
         for survivor in survivors:
             try:
                 self._attach(survivor)
-            except (SnapshotdError, OSError):
+            except Exception:  # noqa: BLE001 - one of them must not keep the daemon from starting
                 _log.warning("the run of %s cannot be gone on with", survivor.trajectory.id, exc_info=True)
-                survivor.give_up(self._context)
+                _give_up(survivor, self._context)
 
     def _attach(self, survivor: Survivor) -> None:
         trajectory = survivor.trajectory
@@ -391,3 +391,8 @@ def check_not_running(sandbox: Sandbox | None, trajectory: Trajectory) -> None:
             f"trajectory {short(trajectory.id)} is running; stop it first (`snapshotd stop`), or remove it by force (`snapshotd rm "
             "--force`)"
         )
+
+
+def _give_up(survivor: Survivor, context: Context) -> None:
+    with contextlib.suppress(Exception):
+        survivor.give_up(context)

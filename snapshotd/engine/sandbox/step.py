@@ -75,10 +75,10 @@ def commit_step(
             raise SandboxFailed(
                 f"the sandbox of {short(sandbox.trajectory.id)} has ended; its last snapshot is {short(sandbox.head)}"
             )
+        refused = sandbox.refused  # before anything is captured: it can fail
         captured = captured or _capture(sandbox)
         hit("engine.step.sealed")
         messages = tuple(sandbox.mind.messages)
-        refused = sandbox.refused
         kept = sandbox.writer.messages
         if follows is not None:
             kept = follows.messages if keep_messages is None else keep_messages

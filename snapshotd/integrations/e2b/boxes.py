@@ -59,12 +59,19 @@ class Boxes:
         where = {} if owner is None else {"owner": owner}
         return [box async for box in self._records.all_of(Box, **where)]
 
-    async def running(self, sandbox: str) -> Box:
-        """A sandbox for a request within it. WireError: there is none that runs."""
+    async def find_reachable(self, sandbox: str) -> Box:
+        """A sandbox that runs, or that a request resumes. WireError: there is none."""
         box = await self._records.find(Box, sandbox)
-        if box is not None and box.paused and box.resumes:
+        if box is None or (box.paused and not box.resumes):
+            raise gone(sandbox)
+        return box
+
+    async def running(self, sandbox: str) -> Box:
+        """A sandbox for a request within it, which resumes it. WireError: there is none that runs."""
+        box = await self.find_reachable(sandbox)
+        if box.paused:
             box, _ = await self.resume(box.owner, sandbox, None)
-        if box is None or box.paused:
+        if box.paused:
             raise gone(sandbox)
         return box
 

@@ -173,10 +173,11 @@ class E2BServer:
     async def _inside(
         self, sandbox: str, port: int, headers: Headers, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        box = await self._boxes.running(sandbox)
+        box = await self._boxes.find_reachable(sandbox)
         if port != ENVD_PORT:
             if not box.is_public:
                 self._keys.check(headers.get(TRAFFIC_TOKEN), sandbox, "traffic")
+            await self._boxes.running(sandbox)
             await self._traffic.pass_on(sandbox, port, scope, receive, send)
             return
         if scope["type"] != "http":
@@ -187,6 +188,7 @@ class E2BServer:
             return
         if scope["path"] != "/health":
             self._keys.check(headers.get("x-access-token"), sandbox)
+        box = await self._boxes.running(sandbox)  # this resumes it, so the token is checked before
         await (await self._answer(box, request))(scope, receive, send)
 
     async def _answer(self, box: Box, request: Request) -> Response:
@@ -196,7 +198,8 @@ class E2BServer:
             person = await self._people.named(box, basic_user(request.headers.get("authorization")))
             return await rpc.answer(InnerCall.of(box, person, request.headers), request, self._stopping)
         if path == "/files" and method in ("GET", "POST"):
-            return await self._file(box, request)
+            name = request.query_params.get("username") or basic_user(request.headers.get("authorization"))
+            return await self._file(box, request, name)
         if (method, path) == ("GET", "/health"):
             return Response(status_code=204)
         if (method, path) == ("GET", "/metrics"):
@@ -205,8 +208,7 @@ class E2BServer:
             return JSONResponse(box.env)
         raise WireError("not_found", f"the API of a sandbox has no {method} {path}")
 
-    async def _file(self, box: Box, request: Request) -> Response:
-        name = request.query_params.get("username") or basic_user(request.headers.get("authorization"))
+    async def _file(self, box: Box, request: Request, name: str | None) -> Response:
         call = InnerCall(box, await self._people.named(box, name))
         return await (self._transfers.get if request.method == "GET" else self._transfers.post)(call, request)
 
@@ -226,7 +228,7 @@ class E2BServer:
             query.get("signature_expiration"),
         )
         box = await self._boxes.running(box.id)
-        await (await self._file(box, request))(scope, receive, send)
+        await (await self._file(box, request, query.get("username") or None))(scope, receive, send)  # as it is signed
 
     async def _refuse(self, failure: WireError, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":

@@ -43,6 +43,8 @@ TRAFFIC_TOKEN = "e2b-traffic-access-token"
 _OURS = {TRAFFIC_TOKEN, "e2b-sandbox-id", "e2b-sandbox-port", "x-access-token"}
 _PORTS_MAX = 512
 _OPEN_S = 10.0
+_MESSAGE_MAX_BYTES = 16 << 20
+"""A message of a WebSocket is held whole."""
 
 
 class Traffic:
@@ -96,10 +98,8 @@ class _Way:
 
     def __init__(self, port: AsyncPort, path: Path, number: int) -> None:
         self._port, self._path, self._number = port, path, number
-        transport = httpx2.AsyncHTTPTransport(uds=str(path))
-        self._http = httpx2.AsyncClient(
-            transport=transport, timeout=httpx2.Timeout(None, connect=_OPEN_S), trust_env=False
-        )
+        self._http = httpx2.AsyncHTTPTransport(uds=str(path))
+        """No client, which would keep cookies and add headers of its own: visitors share this one."""
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -107,14 +107,15 @@ class _Way:
 
     async def http(self, request: Request, scope: Scope, receive: Receive, send: Send) -> None:
         has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
-        asked = self._http.build_request(
+        asked = httpx2.Request(
             request.method,
             httpx2.URL(f"http://localhost:{self._number}", raw_path=_raw_path(scope)),
             headers=[*_passed(request.headers.items()), ("host", request.headers.get("host", "localhost"))],
             content=request.stream() if has_body else None,
+            extensions={"timeout": httpx2.Timeout(None, connect=_OPEN_S).as_dict()},
         )
         try:
-            answered = await self._http.send(asked, stream=True, follow_redirects=False)
+            answered = await self._http.handle_async_request(asked)
         except (ClientDisconnect, OSError):
             return
         except httpx2.HTTPError:
@@ -145,7 +146,7 @@ class _Way:
                 additional_headers=headers,
                 subprotocols=[Subprotocol(one) for one in socket.scope["subprotocols"]] or None,
                 open_timeout=_OPEN_S,
-                max_size=None,
+                max_size=_MESSAGE_MAX_BYTES,
                 user_agent_header=None,
                 compression=None,
             )

@@ -36,7 +36,7 @@ class SnapshotdConfig(BaseModel, frozen=True):
 
     image: str = "default"
     runtime: Literal["auto", "runc", "docker", "none"] = "auto"
-    network: Literal["none", "bridge", "host"] | None = None
+    network: str | None = None
     env: dict[str, str] = Field(default_factory=dict)
     user: str | None = None
     snapshot: str | None = None

@@ -42,7 +42,7 @@ class SnapshotdOptions(BaseSandboxClientOptions):
     type: Literal["snapshotd"] = "snapshotd"
     image: str = "default"
     runtime: Literal["auto", "runc", "docker", "none"] = "auto"
-    network: Literal["none", "bridge", "host"] | None = None
+    network: str | None = None
     env: dict[str, str] = Field(default_factory=dict)
     name: str | None = None
     exposed_ports: tuple[int, ...] = ()

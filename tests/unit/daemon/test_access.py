@@ -23,12 +23,14 @@ from snapshotd.api.access import Scope
 from snapshotd.api.operations import ADMIN, OPERATIONS, Operation
 from snapshotd.api.record import ApiRecord, Request, types_of
 from snapshotd.api.wire import API_PREFIX
+from snapshotd.catalog.base import seen_by
 from snapshotd.client import Snapshotd
 from snapshotd.client.exchange import keyed
 from snapshotd.client.twofold import iterate, run
 from snapshotd.daemon.access.principals import GRANTS
 from snapshotd.daemon.access.tokens import Tokens
-from snapshotd.errors import DaemonUnavailable, NotFound, NotPermitted, UsageError
+from snapshotd.daemon.http import decoding
+from snapshotd.errors import Conflict, DaemonUnavailable, NotFound, NotPermitted, UsageError
 from snapshotd.types import new_id
 from tests.any_request import ENDLESS, description
 from tests.unit.daemon.asking import eventually
@@ -421,6 +423,24 @@ def test_a_tenant_gets_no_hold_of_the_daemons_machine(
     with pytest.raises(error):
         begin_experiment(acme, source)
     assert {one.id for one in daemon.client.trajectories()} == before
+
+
+def test_a_tenant_allows_hosts_by_name_alone(daemon: Daemon, acme: Snapshotd) -> None:
+    ref = make_world(daemon.client, "acme", "hosts").names["ref"]
+    for change in ({"allow": ["10.0.0.1"]}, {"only": ["10.0.0.0/8"]}):
+        with pytest.raises(NotPermitted, match="by their names"):
+            acme.network(ref, **change)
+    with pytest.raises(Conflict):  # a folder has no rules
+        acme.network(ref, allow=["example.org"], deny=["10.0.0.1"])
+    with pytest.raises(NotPermitted, match="by their names"):
+        acme.fork(ref, variants={"a": {"network": "allow:169.254.169.254"}})
+    rules = "allow:pypi.org,!10.0.0.0/8"
+    with seen_by("acme"):
+        assert str(decoding.network(rules)) == rules
+        for text in ("allow:pypi.org,10.0.0.1", "allow:[fd00::]/8:22"):
+            with pytest.raises(NotPermitted, match="by their names"):
+                decoding.network(text)
+    assert decoding.network("allow:10.0.0.1").rules == ("10.0.0.1",)
 
 
 def test_a_tenant_hears_of_its_own_alone(daemon: Daemon, theirs: World, acme: Snapshotd) -> None:

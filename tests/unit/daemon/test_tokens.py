@@ -102,6 +102,7 @@ def test_what_cannot_be_a_token_is_refused(tokens: Tokens, monkeypatch: pytest.M
         ("x", ["root"], None, None, UsageError),
         ("x", [ADMIN], "acme", None, UsageError),
         ("x", [READ], "a/b", None, UsageError),
+        ("x", [READ], "e2b", None, UsageError),
         ("x", [READ], None, 1, UsageError),
     ):
         with pytest.raises(error):

@@ -10,6 +10,8 @@ from typing import Any, get_type_hints
 
 from snapshotd.api.operations import OPERATIONS, Operation
 from snapshotd.api.record import types_of
+from snapshotd.api.trajectories import NetworkRequest
+from snapshotd.daemon.http.decoding import check_hosts
 from snapshotd.daemon.http.routes.shared import CommandRef, NamedDep, OpenerDep, Ref, ServiceDep, handles, step_once
 from snapshotd.engine.base import Opener
 from snapshotd.engine.engine import Engine
@@ -41,6 +43,8 @@ def _register(operation: Operation[Any], service_name: str) -> None:
         service, body, named = given.pop("service"), given.pop("body", None), given.pop("named", None)
         at = [given.pop(name) for name in places]
         options = given if body is None else given | vars(body)
+        if isinstance(body, NetworkRequest):
+            check_hosts((*body.allow, *(body.only or ())))
         answer = partial(getattr(getattr(service.engine, service_name), operation.name), *at, **options)
         return answer() if named is None else step_once(service, named, body, answer)
 

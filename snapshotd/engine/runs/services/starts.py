@@ -168,7 +168,8 @@ class SandboxServices:
         """The services of an earlier daemon run on. One that it had not declared yet is ended: nobody was told of it."""
         try:
             declared = {service.name for service in self._declared.read(sandbox)}
-        except (SnapshotdError, OSError):
+        except Exception:  # noqa: BLE001 - the file is a sandbox's, and the daemon has to start
+            _log.warning("the services of %s cannot be read", short(sandbox.trajectory.id), exc_info=True)
             declared = {command.service for command in sandbox.use.services}
         for command in list(sandbox.use.services):
             command.ready = True
@@ -177,7 +178,8 @@ class SandboxServices:
 
     def ended(self, sandbox: Sandbox, info: CommandInfo) -> None:
         """A service has ended by itself: start it again if it is declared so."""
-        pause_s, restarts = _RESTART_S, info.restarts
+        restarts = info.restarts
+        pause_s = min(_RESTART_MOST_S, _RESTART_S * 2 ** min(restarts, 8))
         while not sandbox.use.wait_for_end(pause_s):
             with sandbox.use.starting_services:
                 service = self._to_restart(sandbox, info, restarts)

@@ -1,0 +1,57 @@
+"""What the proxy of a sandbox says and hears, without a sandbox."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+
+import pytest
+
+from snapshotd.egress.lookup import plain
+from snapshotd.egress.places import LinkedNamespace
+from snapshotd.egress.proxy import ProxyProcess
+from snapshotd.egress.refusals import RefusalLog
+from snapshotd.egress.web import _passed_on, may_be_http
+
+
+def test_a_zone_is_part_of_no_address() -> None:
+    with pytest.raises(ValueError, match="zone"):
+        plain("fe80::1%\x1b[31m")
+
+
+def test_sentences_are_short_and_printable() -> None:
+    said: list[str] = []
+    RefusalLog(lambda sentence: not said.append(sentence)).add("\x1b\n" + "x" * 1000)
+    assert said[0].startswith(r"\x1b\nxxx")
+    assert len(said[0]) <= 303
+
+
+@pytest.mark.parametrize("message", [b"{", b"[1]", b"3", b'{"version": 1}', b'{"version": 1, "ports": 3}'])
+def test_a_proxy_that_says_nonsense_is_killed(message: bytes) -> None:
+    child = subprocess.Popen(["sleep", "1000"])
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    proxy = ProxyProcess(LinkedNamespace(os.open("/proc/self/ns/net", os.O_RDONLY)), ours, os.pidfd_open(child.pid))
+    try:
+        theirs.send(message)
+        assert proxy.receive() == []
+        assert proxy.has_ended
+    finally:
+        child.returncode = 0  # the proxy's end reaps it
+        theirs.close()
+        proxy.close()
+
+
+def test_a_request_after_empty_lines_is_one() -> None:
+    assert may_be_http(b"\r\n\nGET / HTTP/1.1\r\n") is True
+    assert may_be_http(b"\r\n") is None
+    assert may_be_http(b"\r\n" * 40_000) is True
+
+
+def test_only_a_change_to_websocket_and_one_length_go_on() -> None:
+    socket_asked = [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
+    assert _passed_on(socket_asked) == socket_asked
+    h2c = [(b"connection", b"Upgrade, HTTP2-Settings"), (b"upgrade", b"h2c"), (b"http2-settings", b"x"), (b"a", b"b")]
+    assert _passed_on(h2c) == [(b"a", b"b")]
+    both = [(b"content-length", b"3"), (b"transfer-encoding", b"chunked")]
+    assert _passed_on(both) == [(b"transfer-encoding", b"chunked")]
