@@ -227,7 +227,7 @@ def test_a_change_that_cannot_be_made_leaves_no_child(snap: Snap, tmp_path: Path
         (("--variant", "a:modle=x"), "unknown key 'modle'; did you mean 'model'?"),
         (("--variant", "a:env=x"), "unknown key 'env'"),
         (("--variant", "a:pids=many"), "pids='many' of the variant a is not a whole number"),
-        (("--variant", "a:network=host"), "network of the variant a is not one of none, bridge"),
+        (("--variant", "a:network=host"), "host is no network of a sandbox"),
         (("--variant", "a:result={"), "result='{' of the variant a is not JSON"),
         (("--variant", "a:files.x=/no/such/file"), "/no/such/file"),
         (("--variant", "a:drop_messages=1"), "cannot leave out 1 message"),

@@ -112,6 +112,10 @@ def provider(item: Provider) -> base.Provider:
 def network(text: str) -> t.Network:
     """UsageError, LimitExceeded; NotPermitted: see `check_hosts`."""
     found = t.Network.parse(text)
+    if found == t.Network.HOST:
+        raise UsageError(
+            "host is no network of a sandbox: choose none, bridge, or allow: and the hosts that may be reached"
+        )
     check_hosts(found.rules)
     return found
 
