@@ -10,6 +10,7 @@ import json
 import logging
 import logging.handlers
 import os
+import threading
 import time
 from collections import deque
 from pathlib import Path
@@ -17,10 +18,16 @@ from typing import Any
 
 from snapshotd.api.forms import iso_time
 from snapshotd.api.operations import READ, Operation
+from snapshotd.daemon.access.limits import Pace
 from snapshotd.daemon.access.principals import Principal
 
 FILE_MAX_BYTES = 16 << 20
 FILES_KEPT = 8
+PATH_CHARS = 64
+"""So much is kept of the path of a caller who shows no token ..."""
+STRANGERS_PER_S, STRANGERS_BURST = 1.0, 20.0
+"""... and so many of these callers' requests are recorded; the next record says how many were left out. So nobody without
+a token pushes the records of others out of the files."""
 _NAME = "audit.log"
 
 
@@ -39,6 +46,8 @@ class Audit:
         self._path = state_dir / _NAME
         self._file = _PrivateFile(self._path, maxBytes=FILE_MAX_BYTES, backupCount=FILES_KEPT)
         self._file.setFormatter(logging.Formatter("%(message)s"))
+        self._lock = threading.Lock()
+        self._strangers, self._left_out = Pace(STRANGERS_PER_S, STRANGERS_BURST), 0
 
     def add(
         self,
@@ -52,6 +61,13 @@ class Audit:
         """Record a request. `principal`: None: it showed no token that is one. `address`: empty: it came by the socket."""
         if not address and (operation is None or operation.scope == READ):
             return
+        if principal is None:
+            with self._lock:
+                if self._strangers.take():
+                    self._left_out += 1
+                    return
+                left_out, self._left_out = self._left_out, 0
+            path = f"{path[:PATH_CHARS]}{f' ({left_out} more before)' if left_out else ''}"
         item = {
             "happened_at": iso_time(time.time_ns()),
             "caller": None if principal is None else principal.name,

@@ -15,7 +15,7 @@ import snapshotd
 from snapshotd.api.operations import OPERATIONS
 from snapshotd.api.wire import API_PREFIX, API_VERSION, VERSION_HEADER, body_max_bytes
 from snapshotd.daemon.access.access import Access
-from snapshotd.daemon.access.audit import Audit
+from snapshotd.daemon.access.audit import PATH_CHARS, Audit
 from snapshotd.daemon.access.limits import BODY_S
 from snapshotd.daemon.access.principals import PRINCIPAL
 from snapshotd.daemon.http.counting import RequestCounts
@@ -67,7 +67,8 @@ class VersionGate:
             try:
                 leave = self._enter(scope)
             except SnapshotdError as exc:
-                await _answer(sending, exc, 401 if isinstance(exc, NotPermitted) else 429)
+                known = {NotPermitted: 401, LimitExceeded: 429}
+                await _answer(sending, exc, known.get(type(exc)))
                 return
             refusal = self._refusal(scope)
             if refusal is not None:
@@ -85,7 +86,7 @@ class VersionGate:
                 extra={
                     "fields": {
                         "method": scope["method"],
-                        "path": scope["path"],
+                        "path": scope["path"] if PRINCIPAL in scope["state"] else scope["path"][:PATH_CHARS],
                         "status": status,
                         "duration_ms": (time.monotonic_ns() - started) // 1000 / 1000,
                     }

@@ -100,6 +100,8 @@ def _serve_e2b(
     from snapshotd.integrations.token_file import token_of
 
     asked = parse_listen(listen)
+    if listen.startswith("https://") and certificate is None:
+        refuse("an address after https:// needs --tls-cert and --tls-key with --e2b")
     listening = WireAddress(asked.host, asked.port, certificate, private_key)
     listening.check()
     client = connect(ctx)

@@ -29,6 +29,7 @@ USER = "user"
 _FIRST_ID = 1000
 _STEP_S = 3600.0
 _LOG_MAX = 10_000
+_COPY_MAX_BYTES = 4 << 30
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -252,6 +253,7 @@ def move_members(archive: Path, out: Any, source: str, to: str, into: bool, mode
         with tarfile.open(archive) as given, tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as made:
             members = [one for one in given if one.isfile() or one.isdir() or one.issym() or one.islnk()]
             names = {id(one): posixpath.normpath(one.name) for one in members}
+            files, total = {names[id(one)]: one for one in members if one.isfile()}, 0
             for name in names.values():
                 if name.startswith(("/", "../")) or name == "..":
                     raise WireError(
@@ -263,10 +265,17 @@ def move_members(archive: Path, out: Any, source: str, to: str, into: bool, mode
                 place = _place(names[id(one)], source, to, is_file=is_file, is_pattern=is_pattern, into=into)
                 if place is None:
                     continue
-                content = given.extractfile(one) if one.isfile() or one.islnk() else None
+                held = files.get(posixpath.normpath(one.linkname)) if one.islnk() else one if one.isfile() else None
                 if one.islnk():
-                    one.type, one.size = tarfile.REGTYPE, len(content.read()) if content else 0
-                    content = given.extractfile(one.linkname)
+                    if held is None:
+                        raise WireError(
+                            "invalid_argument", f"the archive has no file {one.linkname!r}, to which {one.name!r} links"
+                        )
+                    one.type, one.size = tarfile.REGTYPE, held.size
+                total += one.size if held else 0
+                if total > _COPY_MAX_BYTES or one.issparse() or (held is not None and held.issparse()):
+                    raise WireError("invalid_argument", "the archive has sparse files, or unpacked more than 4 GiB")
+                content = None if held is None else given.extractfile(held)
                 one.name = place.lstrip("/")
                 one.uid = one.gid = 0
                 one.uname = one.gname = ""
