@@ -30,6 +30,7 @@ class WayOut:
         self._refused: dict[str, None] = {}
         self._left_out = 0
         self._closed = False
+        self._conceal: Callable[[str], str] = str
         self._keep: Callable[[ProxyProcess], object] = lambda _: None
 
     @classmethod
@@ -56,6 +57,10 @@ class WayOut:
         with self._lock:
             self._keep = lambda proxy: proxy.keep(holder, key)
             return self._proxy.keep(holder, key)
+
+    def conceal_with(self, conceal: Callable[[str], str]) -> None:
+        """Take the secrets out of what a snapshot and the log will have, from now on."""
+        self._conceal = conceal
 
     def apply(self, rules: HostRules) -> None:
         """Reach what these rules allow, from the return of this on. Connections that they do not allow are cut. SandboxFailed:
@@ -126,7 +131,7 @@ class WayOut:
             self._note(self._proxy.receive())
 
     def _note(self, sentences: Iterable[str]) -> None:
-        for sentence in sentences:
+        for sentence in map(self._conceal, sentences):
             if sentence in self._refused:
                 continue
             if len(self._refused) >= MOST_REFUSED:

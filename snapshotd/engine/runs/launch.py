@@ -124,6 +124,7 @@ class Launcher:
             identity.give(prepared.runtime, prepared.container, target, prepared.run_dir, own)
             identity.cover_machine_id(target, store, stack.image, prepared.run_dir)
             if prepared.way_out is not None:
+                prepared.way_out.conceal_with(self._context.secrecy.of(trajectory).conceal_text)
                 prepared.way_out.apply(HostRules(trajectory.spec.network.rules))
                 survival.kept.extend(self._ways_out.adopt(prepared.way_out, prepared.container.id))
             upper, seen = enter(target, store, stack, trajectory.spec.limits.disk_bytes)
@@ -284,6 +285,7 @@ class Launcher:
         way_out = None
         if trajectory.spec.network.allows_names:
             way_out, keys = self._ways_out.find(container.id, container.pid, HostRules(trajectory.spec.network.rules))
+            way_out.conceal_with(self._context.secrecy.of(trajectory).conceal_text)
             survival.kept.extend(keys)
         parts = self._parts(trajectory, container, target, survivor.cgroup, server)
         sandbox = Sandbox(

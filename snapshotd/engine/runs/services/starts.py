@@ -190,7 +190,7 @@ class SandboxServices:
                     self._start(sandbox, service, self._again(sandbox, restarts))
                     return
                 except (SnapshotdError, OSError) as exc:
-                    self._tell(sandbox, [_failure(sandbox, service, exc)])
+                    self._tell(sandbox, [self._failure(sandbox, service, exc)])
             pause_s = min(_RESTART_MOST_S, pause_s * 2)
 
     def _again(self, sandbox: Sandbox, restarts: int) -> Serve:
@@ -220,7 +220,7 @@ class SandboxServices:
             try:
                 self._start(sandbox, service, serve)
             except (SnapshotdError, OSError) as exc:
-                failures.append((service, _failure(sandbox, service, exc)))
+                failures.append((service, self._failure(sandbox, service, exc)))
         return failures
 
     def _start(self, sandbox: Sandbox, service: DeclaredService, serve: Serve) -> None:
@@ -238,9 +238,17 @@ class SandboxServices:
         return self._commands.serve(sandbox, service, restarts, self.ended)
 
     def _end(self, sandbox: Sandbox, command: ClientCommand, failure: str) -> None:
-        command.failure = failure
+        command.failure = self._context.secrecy.of(sandbox.trajectory).conceal_text(failure)
         with sandbox.lock, contextlib.suppress(SandboxFailed):
             end_service(sandbox, command)
+
+    def _failure(self, sandbox: Sandbox, service: DeclaredService, exc: Exception) -> str:
+        name = sandbox.trajectory.name or short(sandbox.trajectory.id)
+        said = self._context.secrecy.of(sandbox.trajectory).conceal_text(_said(exc))
+        return (
+            f"the service {service.name} of {name} did not come back: {said}; `snapshotd logs {name} {service.name}` "
+            "has its output"
+        )
 
     def _tell(self, sandbox: Sandbox, sentences: Sequence[str]) -> None:
         if not sentences:
@@ -294,14 +302,6 @@ class SandboxServices:
 def _check_of(service: DeclaredService) -> str:
     checks = [] if service.port is None else [f"nothing listens on port {service.port}"]
     return " or ".join(checks if service.ready is None else [*checks, f"{service.ready!r} fails"])
-
-
-def _failure(sandbox: Sandbox, service: DeclaredService, exc: Exception) -> str:
-    name = sandbox.trajectory.name or short(sandbox.trajectory.id)
-    return (
-        f"the service {service.name} of {name} did not come back: {_said(exc)}; `snapshotd logs {name} {service.name}` "
-        "has its output"
-    )
 
 
 def _said(exc: BaseException) -> str:
