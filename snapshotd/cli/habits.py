@@ -81,7 +81,6 @@ HABITS: dict[str, str] = {
     "jobs": "`snapshotd ps NAME` lists a sandbox's background commands, `snapshotd ls` trajectories",
     "list": _LS,
     "load": "`snapshotd import FILE` takes in what was exported, `snapshotd image import FILE` what `docker save` wrote",
-    "login": "there are no accounts: root of this machine may do everything",
     "messages": _CONVERSATION,
     "new": "`snapshotd create` makes a sandbox, `snapshotd run AGENT.py` runs an agent in one",
     "pause": _NO_PAUSE,
