@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
+from snapshotd.api.commands import ServiceOptions
 from snapshotd.client.aio.client import AsyncSnapshotd
 from snapshotd.client.objects import AnyCommand, AnySnapshot, ClientForm
 from snapshotd.client.outcomes import ExecResult, RunResult
@@ -82,9 +83,13 @@ class AsyncSandbox(AnySandbox[AsyncSnapshotd, "AsyncSandbox", "AsyncSnapshot", "
             stdin: bool = False,
             **options: Unpack[ExecOptions],
         ) -> AsyncCommand: ...
+        @overload
+        async def exec(
+            self, command: str | Sequence[str], *, service: ServiceOptions | str, **options: Unpack[ExecOptions]
+        ) -> AsyncCommand: ...
         async def exec(self, *args: Any, **kwargs: Any) -> Any:
             """Run a command as a tool call and take the snapshot. A string goes through `/bin/sh -c`. With `background` the
-            answer is a `Command` at once."""
+            answer is a `Command` at once, with `service` once it is ready."""
 
 
 AsyncCommand._form = AsyncSnapshot._form = AsyncSandbox._form = ClientForm(
