@@ -73,7 +73,7 @@ class Rig:
         Resumes(self.context, sessions).resume(self.trajectory, ())
 
     def _adopt(self, sandbox: Any, _: Any, *more: Any) -> None:
-        places: Any = None
+        places: Any = SimpleNamespace(newest=same)
         gate: Any = None
         self.recorder = Journal(self.context, sandbox, lambda *_: None, places, gate, *more).recorder
 

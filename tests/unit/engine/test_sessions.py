@@ -76,6 +76,8 @@ class World:
             mind=UnsavedMind(),
             container=SimpleNamespace(id="container"),
             survival=Survival(),
+            way_out=None,
+            refused=(),
             use=use,
         )
         self.made.append(sandbox)
