@@ -383,10 +383,12 @@ def test_what_was_removed_is_collected_after_a_kill(daemon: Daemon, folder_world
         _restart(daemon, folder_world, **NO_LAYERS)
         other, line = folder_world.create(), folder_world.create()
         folder_world.step(other)
-        folder_world.step(line, wait=name == "repo.gc.forgotten")
+        if name == "repo.gc.forgotten":
+            folder_world.step(line, wait=True)
         daemon.kill()
         daemon.start(SNAPSHOTD_FAILPOINT=name, **NO_LAYERS)
         if name == "repo.pack.stored":
+            folder_world.step(line, wait=False)
             with contextlib.suppress(SnapshotdError):
                 daemon.client.flush()
         folder_world.forget(line)
