@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx2
 from starlette.applications import Starlette
@@ -23,8 +24,12 @@ from snapshotd.client.transport import Transport
 from snapshotd.errors import DaemonUnavailable, NotFound
 from snapshotd.terms import short
 
+PAGE = "page"
+"""The member of a query that has the session's key where a browser lets a page send no header."""
 _PASSED_ON = ("content-type", KEY_HEADER.lower())
 """Headers of the page's requests that the daemon sees."""
+_LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=8)
+"""Each tab has a stream of events for as long as it is open; the server bounds the connections to it."""
 _NAME = r"(?!\.\.?(?:/|$))[^/]+"
 """A place in a path: not one that would lead to another operation."""
 
@@ -34,7 +39,7 @@ async def to_daemon(app: Starlette, socket_path: str) -> AsyncIterator[None]:
     """The ways to the daemon, while the server runs: `daemon` passes requests on, `transport` understands answers."""
     app.state.transport = Transport(Path(socket_path), links=TaskLinks())
     async with httpx2.AsyncClient(
-        transport=httpx2.AsyncHTTPTransport(uds=socket_path),
+        transport=httpx2.AsyncHTTPTransport(uds=socket_path, limits=_LIMITS),
         base_url="http://daemon",
         timeout=None,
         headers={VERSION_HEADER: API_VERSION},
@@ -50,7 +55,7 @@ async def pass_on(request: Request) -> Response:
     daemon: httpx2.AsyncClient = request.app.state.daemon
     sent = daemon.build_request(
         request.method,
-        httpx2.URL(path=request.url.path, query=request.url.query.encode()),
+        httpx2.URL(path=request.url.path, query=_query(request)),
         headers={name: request.headers[name] for name in _PASSED_ON if name in request.headers},
         content=request.stream() if request.method != "GET" else None,
     )
@@ -62,6 +67,11 @@ async def pass_on(request: Request) -> Response:
     if headers.get("content-type") == BYTES:  # bytes of a sandbox: a browser stores them, and shows nothing of them
         headers |= {"content-disposition": "attachment", "content-security-policy": "sandbox"}
     return StreamingResponse(_pieces(answer), answer.status_code, headers)
+
+
+def _query(request: Request) -> bytes:
+    """Without the session's key, which is the server's alone."""
+    return urlencode([(name, text) for name, text in request.query_params.multi_items() if name != PAGE]).encode()
 
 
 async def pass_events(socket: WebSocket) -> None:
@@ -85,9 +95,10 @@ async def pass_events(socket: WebSocket) -> None:
 
 
 async def _send_lines(socket: WebSocket, answer: httpx2.Response) -> None:
-    with contextlib.suppress(WebSocketDisconnect, httpx2.TransportError):
-        async for line in answer.aiter_lines():
-            await socket.send_text(line)
+    with contextlib.suppress(WebSocketDisconnect):
+        with contextlib.suppress(httpx2.TransportError):  # the daemon was killed
+            async for line in answer.aiter_lines():
+                await socket.send_text(line)
         await socket.close()
 
 

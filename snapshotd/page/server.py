@@ -35,13 +35,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from snapshotd.api.wire import API_PREFIX
 from snapshotd.errors import Conflict, NotFound, NotPermitted, SnapshotdError, UsageError
 from snapshotd.page.bundle import join_script
-from snapshotd.page.passing import pass_events, pass_on, send_tree, to_daemon
+from snapshotd.page.passing import PAGE, pass_events, pass_on, send_tree, to_daemon
 from snapshotd.page.terminal import MESSAGE_MAX_BYTES, serve_terminal
 
 IDLE_S = 900.0
 """The server ends when no page was open for so long."""
 PAGE_KEY = "x-snapshotd-page"
-"""The header with the session's key. Where a browser lets a page send no header, it is the member `page` of the query."""
+"""The header with the session's key. Where a browser lets a page send no header, it is a member of the query."""
 SCRIPT = "page.js"
 """All modules of the page in one file."""
 _SIGN_IN_MAX_BYTES = 256
@@ -157,7 +157,7 @@ class _Session:
 
     def holds(self, asked: HTTPConnection) -> bool:
         """True if the request has the session's cookie and its key."""
-        key = asked.headers.get(PAGE_KEY) or asked.query_params.get("page")
+        key = asked.headers.get(PAGE_KEY) or asked.query_params.get(PAGE)
         return (
             self._token is None and _same(asked.cookies.get(self._name(asked)), self._cookie) and _same(key, self._key)
         )

@@ -76,6 +76,8 @@ def asks(argument):
 message("user", TEXT + CONTROLS)
 message("assistant", [{"type": "text", "text": TEXT}, {"type": "html", "html": TEXT}, {"type": "image", "url": "http://evil.example/x.png"}])
 message(TEXT[:30], {"__html": TEXT, "dangerouslySetInnerHTML": {"__html": TEXT}, "__k": 1, "constructor": None})
+for role in ("notice bad", "confirm", "away", "menu"):
+    message(role, "the page's own words")
 state["__proto__"] = TEXT
 with task(TEXT[:100]):
     marked({"__html": TEXT, "dangerouslySetInnerHTML": {"__html": TEXT}})

@@ -361,6 +361,23 @@ def test_files_are_shown_as_they_were(own_snap: Snap, person: Person, name: str,
     assert "116 / 100" in Path(download.value.path()).read_text()
 
 
+def test_forks_of_one_call_are_drawn_as_few_lanes(own_snap: Snap, person: Person, name: str) -> None:
+    _, snapshot = own_snap.create("--name", name)
+    own_snap("fork", snapshot, "-n", "8")
+    own_snap("exec", name, "--", "true")
+    person.opens(name)
+    person.page.locator(".tag.fork").nth(2).wait_for()
+    assert 0 < person.page.locator(".row path").count() <= 5
+
+
+def test_half_a_letter_is_searched_for(person: Person) -> None:
+    person.presses("/")
+    box = person.page.locator("#find")
+    box.evaluate("box => { box.value = '\\ud83dx'; box.dispatchEvent(new Event('input', { bubbles: true })) }")
+    person.page.wait_for_url("**/#/find/*/*")
+    person.sees("0 hits")
+
+
 def test_text_is_found_and_leads_to_its_call(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
     own_snap("run", "--name", name, agent)
     person.opens(name)

@@ -146,6 +146,8 @@ def test_what_was_said_and_done_is_shown_as_it_was_written(victim: Victim, attac
     victim.goes("t", "hostile", attacked[1], "conversation")
     assert TEXT in victim.page.locator(".conversation").inner_text().replace("\n", "")
     assert "<202E>gnp.exe<202C>" in victim.page.locator(".conversation").inner_text()
+    looks = victim.page.locator(".conversation article").evaluate_all("all => all.map(one => one.className)")
+    assert set(looks) <= {"", "tool"}, "no message looks like a part of the page"
     assert SEEN in victim.page.locator(".calls").inner_text()
     victim.goes("t", "hostile", attacked[2])
     victim.sees("<1B>]8;;http://evil.example/<07>link", ".inspector header")
@@ -188,6 +190,7 @@ def test_a_megabyte_is_cut_and_the_page_goes_on(victim: Victim, attacked: list[s
         victim.goes("t", "hostile", attacked[4], tab)
         assert time.monotonic() - began < 10
         assert len(victim.page.locator(".inspector").inner_text()) < 100_000
+        assert tab != "output" or victim.sees("more characters", ".lines")
         lag = victim.page.evaluate(LAG)
         assert lag < 2000, "a frame comes soon"
 
@@ -204,6 +207,7 @@ def test_hostile_files_are_listed_shown_and_stored_and_never_opened(
         victim.sees(SEEN, ".lines")
         with victim.page.expect_download() as download:
             victim.page.get_by_role("button", name="Download").click()
+        assert download.value.url.startswith(victim.origin), "the browser stores it, and no page holds it"
         assert download.value.suggested_filename.startswith(name.partition(".")[0])
         assert TEXT in Path(download.value.path()).read_text()
         victim.page.locator(".crumbs").get_by_role("button", name="workspace").click()

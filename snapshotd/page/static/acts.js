@@ -4,6 +4,7 @@ import { at, get, send, tree } from "./api.js";
 import { Command, ask, attempt, dialog, environment, quoted } from "./dialog.js";
 import { current, find, go, nameOf, overview, say } from "./state.js";
 import { inspected } from "./inspector.js";
+import { parse } from "./json.js";
 import { saved } from "./saved.js";
 import { spoken } from "./log.js";
 import { Patch } from "./text.js";
@@ -98,7 +99,7 @@ async function fork(/** @type {Snapshot} */ one) {
 
 function parsed(/** @type {string} */ text) {
   try {
-    return /** @type {unknown} */ (JSON.parse(text));
+    return /** @type {unknown} */ (parse(text));
   } catch {
     throw new Error("the result is no JSON; a text stands in double quotes");
   }

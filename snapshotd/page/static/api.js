@@ -1,5 +1,6 @@
 // The daemon's API, as every client has it (docs/openapi.json), and its stream of events. A page that was exported as a
 // file answers from what it holds (saved.js).
+import { parse } from "./json.js";
 import { saved } from "./saved.js";
 
 /** An answer that is an error: one sentence. */
@@ -46,7 +47,7 @@ export const at = (/** @type {TemplateStringsArray} */ parts, /** @type {string[
  */
 export async function get(path, query, signal) {
   if (saved) return /** @type {T} */ (saved.answer(path, query));
-  return (await answer(address(path, query), { signal })).json();
+  return parse(await (await answer(address(path, query), { signal })).text());
 }
 
 /**
@@ -86,7 +87,7 @@ export async function* lines(path, query, signal) {
       const found = (rest + decoder.decode(piece.value, { stream: true })).split("\n");
       rest = found.pop() ?? "";
       for (const text of found) {
-        const event = JSON.parse(text);
+        const event = parse(text);
         if (event.event === "error") throw new Refused(event.error.code, event.error.message);
         yield event;
       }
@@ -115,7 +116,7 @@ export async function* stream(path, signal) {
     while (!ended || heard.length) {
       if (!heard.length) await new Promise((done) => (wake = () => done(null)));
       for (const text of heard.splice(0)) {
-        const event = JSON.parse(text);
+        const event = parse(text);
         if (event.event === "error") throw new Refused(event.error.code, event.error.message);
         yield event;
       }
@@ -127,6 +128,9 @@ export async function* stream(path, signal) {
 
 /** A path in a sandbox as the API takes it. A path has a character for each byte, since a name need not be text. */
 export const path64 = (/** @type {string} */ path) => btoa(path.replace(/^\/+/, "")).replaceAll("+", "-").replaceAll("/", "_");
+
+/** The address of an answer that the browser stores, instead of the page. */
+export const stored = (/** @type {string} */ path, /** @type {Query} */ query) => address(path, { ...query, page: pageKey() });
 
 /** The address of a tar of a snapshot's files, or of those below a path. */
 export const tree = (/** @type {string} */ id, below = "") =>

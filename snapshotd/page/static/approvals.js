@@ -1,6 +1,7 @@
 // The inbox: calls that wait for a person. A decision has two steps, and the second shows exactly what is decided.
 import { ago, html, line, plain, short, signal, since, typed, view } from "./dom.js";
 import { at, get, send } from "./api.js";
+import { parse } from "./json.js";
 import { approvals, askToNotify, find, link, nameOf, notifies, refresh, say, waiting } from "./state.js";
 import { Patch, loaded } from "./text.js";
 
@@ -9,21 +10,34 @@ import { Patch, loaded } from "./text.js";
 export const Approvals = view(() => {
   const chosen = signal(""), step = signal(/** @type {"" | "approve" | "deny"} */ ("")), edited = signal(/** @type {string | null} */ (null)), reason = signal("");
 
-  /** From now on it is this one, whatever is asked or decided meanwhile. */
-  const begin = (/** @type {Approval} */ one, /** @type {"approve" | "deny"} */ kind) => ((chosen.value = one.id), (step.value = kind));
+  /** Nothing of what was typed for another call is left. */
+  const forget = () => ([step.value, edited.value, reason.value] = ["", null, ""]);
+
+  /** From now on it is this one, whatever is asked, decided or removed meanwhile. */
+  const choose = (/** @type {Approval} */ one) => void (chosen.value === one.id || (forget(), (chosen.value = one.id)));
+
+  function begin(/** @type {Approval} */ one, /** @type {"approve" | "deny"} */ kind) {
+    choose(one);
+    try {
+      if (edited.value !== null) parse(edited.value);
+      step.value = kind;
+    } catch (error) {
+      say(error);
+    }
+  }
 
   async function decide(/** @type {Approval} */ one) {
     try {
-      const body = { reason: reason.value || null, ...(step.value === "approve" && edited.value !== null ? { arguments: JSON.parse(edited.value) } : {}) };
+      const body = { reason: reason.value || null, ...(step.value === "approve" && edited.value !== null ? { arguments: parse(edited.value) } : {}) };
       await send("POST", at`/approvals/${one.id}/${step.value}`, body);
       chosen.value = "";
       say(step.value === "approve" ? `${one.name} runs` : `${one.name} is refused`);
     } catch (error) {
       say(error);
     }
-    step.value = "";
-    edited.value = null;
     await refresh();
+    step.value = "";
+    if (!waiting.value.some(({ id }) => id === one.id)) forget();
   }
 
   return () => {
@@ -31,9 +45,9 @@ export const Approvals = view(() => {
     const one = all.find(({ id }) => id === chosen.value) ?? all[0];
     const tell = notifies.value === "default" ? html`<p class="pad"><button onClick=${askToNotify}>Notify me in this browser</button></p>` : null;
     if (!one) return html`<main class="wide"><h1>Approvals</h1>${tell}<p class="faint">Nothing waits. A policy says which calls need a person: <code>snapshotd approvals --help</code>.</p></main>`;
-    const of = find(one.trajectory);
+    const of = find(one.trajectory), mine = one.id === chosen.value, now = mine ? step.value : "", text = mine ? edited.value : null;
     return html`<main class="inbox"><div class="list">${tell}<div role="listbox" aria-label="Approvals">${all.map((each) => html`
-        <button role="option" key=${each.id} aria-selected=${each === one} class=${each === one ? "on" : ""} onClick=${() => ((chosen.value = each.id), (step.value = ""), (edited.value = null))}>
+        <button role="option" key=${each.id} aria-selected=${each === one} class=${each === one ? "on" : ""} onClick=${() => choose(each)}>
           <i class="dot ${each.status === "pending" ? "interrupted" : each.status === "approved" ? "finished" : "failed"}"></i><b>${line(each.name, 80)}</b>
           <span class="faint">${ago(each.created_at)}</span><small>${each.status}${each.by ? ` by ${line(each.by, 60)}` : ""}</small></button>`)}</div></div>
       <section><h1>${line(one.name, 200)}</h1>
@@ -41,15 +55,15 @@ export const Approvals = view(() => {
         <p class="faint">asked by <a href=${link("t", of ? nameOf(of.trajectory) : one.trajectory)}>${of ? nameOf(of.trajectory) : short(one.trajectory)}</a> ·
           files of <code>${short(one.snapshot)}</code> · ${one.side_effect} · asked ${since(one.created_at)}</p>
         <h3>Arguments</h3>
-        ${edited.value === null ? html`<pre class="given">${plain(JSON.stringify(one.arguments, null, 2), 100_000)}</pre>`
-          : html`<textarea aria-label="Arguments" rows="8" value=${edited.value} onInput=${(/** @type {Event} */ event) => (edited.value = typed(event))}></textarea>`}
-        ${one.status !== "pending" ? html`<p>${one.status}${one.reason ? `: ${plain(one.reason, 2000)}` : ""}</p>` : step.value === "" ? html`<div class="acts">
+        ${text === null ? html`<pre class="given">${plain(JSON.stringify(one.arguments, null, 2), 100_000)}</pre>`
+          : html`<textarea aria-label="Arguments" rows="8" value=${text} onInput=${(/** @type {Event} */ event) => (edited.value = typed(event))}></textarea>`}
+        ${one.status !== "pending" ? html`<p>${one.status}${one.reason ? `: ${plain(one.reason, 2000)}` : ""}</p>` : now === "" ? html`<div class="acts">
           <button class="main" onClick=${() => begin(one, "approve")}>Approve…</button><button onClick=${() => begin(one, "deny")}>Deny…</button>
-          ${edited.value === null ? html`<button onClick=${() => ((chosen.value = one.id), (edited.value = JSON.stringify(one.arguments, null, 2)))}>Edit</button>` : html`<button onClick=${() => (edited.value = null)}>As asked</button>`}</div>`
-        : html`<div class="confirm" role="alertdialog" aria-label="Confirm"><p>${step.value === "approve" ? "This call will run" : "This call will be refused"}${edited.value !== null && step.value === "approve" ? " with the arguments above" : ""}.
-            Digest <code class="digest">${one.digest}</code></p>
+          ${text === null ? html`<button onClick=${() => (choose(one), (edited.value = JSON.stringify(one.arguments, null, 2)))}>Edit</button>` : html`<button onClick=${() => (edited.value = null)}>As asked</button>`}</div>`
+        : html`<div class="confirm" role="alertdialog" aria-label="Confirm"><p>${now === "approve" ? "This call will run" : "This call will be refused"}${text !== null && now === "approve" ? " with the arguments above" : ""}.
+            Digest${text !== null && now === "approve" ? " of the call as asked" : ""} <code class="digest">${one.digest}</code></p>
           <label>Reason <input value=${reason.value} onInput=${(/** @type {Event} */ event) => (reason.value = typed(event))}/></label>
-          <div class="acts"><button class=${step.value === "approve" ? "main" : "danger"} onClick=${() => decide(one)}>${step.value === "approve" ? "Approve" : "Deny"}</button><button onClick=${() => (step.value = "")}>Back</button></div></div>`}
+          <div class="acts"><button class=${now === "approve" ? "main" : "danger"} onClick=${() => decide(one)}>${now === "approve" ? "Approve" : "Deny"}</button><button onClick=${() => (step.value = "")}>Back</button></div></div>`}
         <h3>Changes so far</h3>
         ${loaded({
           what: one.id,

@@ -1,6 +1,6 @@
 // The files of a snapshot as they were: browse, view, download.
 import { html, line, signal, size, view } from "./dom.js";
-import { at, bytes, lines, path64, tree } from "./api.js";
+import { at, bytes, lines, path64, stored, tree } from "./api.js";
 import { saved } from "./saved.js";
 import { Text, loaded } from "./text.js";
 
@@ -19,13 +19,9 @@ async function list(/** @type {string} */ id, /** @type {string} */ path, /** @t
   return found.sort((a, b) => Number(b.kind === "directory") - Number(a.kind === "directory") || (a.path < b.path ? -1 : 1));
 }
 
-/** Give the browser a file to store; it is never shown as a page. */
-async function download(/** @type {string} */ id, /** @type {string} */ path) {
-  const data = await bytes(at`/snapshots/${id}/file`, { path_b64: path64(path) });
-  const made = URL.createObjectURL(new Blob([data], { type: "application/octet-stream" }));
-  Object.assign(document.createElement("a"), { href: made, download: nameIn(path) }).click();
-  setTimeout(() => URL.revokeObjectURL(made), 10_000);
-}
+/** Let the browser store a file, of any size; it is never shown as a page. */
+const download = (/** @type {string} */ id, /** @type {string} */ path) =>
+  Object.assign(document.createElement("a"), { href: stored(at`/snapshots/${id}/file`, { path_b64: path64(path) }), download: nameIn(path) }).click();
 
 export const Files = view(() => {
   const path = signal("/workspace"), file = signal(/** @type {string | null} */ (null));

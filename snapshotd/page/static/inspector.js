@@ -123,7 +123,7 @@ const Conversation = view(() => {
       show: (found) => html`<div class="conversation">
         ${start ? html`<button onClick=${() => (most.value *= 4)}>${start} earlier messages</button>` : null}
         ${found.length ? null : html`<p class="faint">Nothing has been said.</p>`}
-        ${found.map((message, i) => html`<article key=${start + i} class=${message.role}><h4>${line(message.role, 40)}</h4>
+        ${found.map((message, i) => html`<article key=${start + i} class=${message.role === "tool" ? "tool" : ""}><h4>${line(message.role, 40)}</h4>
           <pre>${spoken(message) ? plain(spoken(message), 20_000) : plain(JSON.stringify(message.content, null, 1), 4000)}</pre></article>`)}
       </div>`,
     });

@@ -54,6 +54,7 @@ export const Ledger = view((/** @type {import("./dom.js").Self<{}>} */ self) => 
   self.mounted = () => follow(({ event, trajectory, snapshot }) => {
     const shown = log.value;
     if (event === "snapshot" && shown && snapshot && trajectory === shown.id) shown.add(snapshot);
+    if (event === "watching" || event === "lost") shown?.catchUp(current.value?.newest?.seq ?? 0);
   });
 
   function open() {
@@ -113,7 +114,7 @@ function Lane(/** @type {{row: number, count: number, lanes: Leaving[], width: n
   return html`<svg class="lane" width=${width} height=${ROW} aria-hidden="true">
     <line x1=${x} x2=${x} y1=${row ? 0 : y} y2=${row === count - 1 ? y : ROW}/>
     ${[...passing].map((lane) => html`<line class="side" x1=${x + lane * LANE} x2=${x + lane * LANE} y1="0" y2=${ROW}/>`)}
-    ${leaving.map(({ lane }) => html`<path class="side" d="M${x} ${y} C${x + lane * LANE} ${y} ${x + lane * LANE} ${y} ${x + lane * LANE} ${ROW}"/>`)}
+    ${[...new Set(leaving.map(({ lane }) => lane))].map((lane) => html`<path class="side" d="M${x} ${y} C${x + lane * LANE} ${y} ${x + lane * LANE} ${y} ${x + lane * LANE} ${ROW}"/>`)}
     <circle class=${full ? "full" : ""} cx=${x} cy=${y} r="4"/>
   </svg>`;
 }

@@ -80,8 +80,18 @@ export class Log {
       const before = this.first + (page + 1) * PAGE;
       this.keep(/** @type {Snapshot[]} */ (await get(at`/trajectories/${this.id}/log`, { last: PAGE, before })));
     } catch (error) {
+      this.asked.delete(page);
       say(error);
     }
+  }
+
+  /** Events were missed up to a call: what came meanwhile is read where it is looked at, and what could not be read is asked for again. */
+  catchUp(/** @type {number} */ last) {
+    const count = last - this.first + 1;
+    if (count <= this.count.peek()) return void this.changed.value++;
+    this.asked.clear();
+    this.count.value = count;
+    this.renew().catch(say);
   }
 
   /** Read the newest anew: their files are counted and stored by and by. */

@@ -1,4 +1,5 @@
 // The answers that a page which was exported as one file holds, in place of a daemon (snapshotd/page/export.py writes them).
+import { parse } from "./json.js";
 
 /**
  * @typedef {object} Saved
@@ -14,7 +15,7 @@
  */
 
 const element = document.getElementById("saved");
-const data = /** @type {Saved | null} */ (element ? JSON.parse(element.textContent ?? "") : null);
+const data = /** @type {Saved | null} */ (element ? parse(element.textContent ?? "") : null);
 const decoded = (/** @type {string} */ text) => Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
 
 function conversation(/** @type {Saved} */ held, /** @type {string} */ id) {

@@ -46,7 +46,7 @@ function read() {
 for (const told of ["hashchange", "popstate"]) addEventListener(told, () => (place.value = read()));
 
 /** The address of a place. */
-export const link = (/** @type {string[]} */ ...parts) => `#/${parts.map(encodeURIComponent).join("/")}`;
+export const link = (/** @type {string[]} */ ...parts) => `#/${parts.map((one) => encodeURIComponent(one.toWellFormed())).join("/")}`;
 
 /** Go to a place; `instead`: without a step in the browser's history. */
 export function go(/** @type {string[]} */ parts, instead = false) {
@@ -102,7 +102,7 @@ const readStale = reader(async () => {
 /** Read one trajectory: it may be new, or gone. */
 async function readOne(/** @type {string} */ id) {
   const [found] = await get("/overview", { trajectory: id }).then((all) => /** @type {Overview[]} */ (all), (error) => {
-    if (error.code !== "not_found") throw error;
+    if (error.code !== "NotFound") throw error;
     return [];
   });
   const all = overview.value, at = all.findIndex(({ trajectory }) => trajectory.id === id);
@@ -134,7 +134,7 @@ export async function watch() {
       await get("/version");  // says why it ended
     } catch (error) {
       away.value = /** @type {Error} */ (error).message;
-      if (error instanceof Refused && error.code === "not_permitted") return;
+      if (error instanceof Refused && error.code === "NotPermitted") return;
     }
     await new Promise((done) => setTimeout(done, pause));
   }

@@ -2,6 +2,7 @@
 import { count, html, plain, signal, size, view } from "./dom.js";
 import { at, bytes, lines } from "./api.js";
 import { pieces } from "./ansi.js";
+import { parse } from "./json.js";
 import { Rows } from "./rows.js";
 
 const LINE = 18, LINE_MAX = 2000;
@@ -125,7 +126,7 @@ function shown(/** @type {string} */ which, /** @type {Uint8Array} */ data, /** 
   const text = new TextDecoder().decode(data);
   if (which !== "output") return text;
   try {
-    const value = JSON.parse(cut && text.startsWith('"') ? `${text.replace(/\\[^\\]{0,5}$/, "")}"` : text);
+    const value = parse(cut && text.startsWith('"') ? `${text.replace(/\\[^\\]{0,5}$/, "")}"` : text);
     return typeof value === "string" ? value : JSON.stringify(value, null, 2);
   } catch {
     return text;
@@ -137,7 +138,11 @@ function terminal(/** @type {string} */ text) {
   const style = new Set(/** @type {string[]} */ ([]));
   const all = text.split(/\r*\n/);
   if (all.at(-1) === "") all.pop();
-  return all.map((one) => ["", pieces(one.slice(one.lastIndexOf("\r") + 1, LINE_MAX + one.lastIndexOf("\r") + 1), style).map(([kind, text]) => [kind, plain(text, LINE_MAX)])]);
+  return all.map((one) => {
+    const seen = one.slice(one.lastIndexOf("\r") + 1), more = seen.length - LINE_MAX;
+    const found = pieces(seen.slice(0, LINE_MAX), style).map(([kind, text]) => /** @type {[string, string]} */ ([kind, plain(text, LINE_MAX)]));
+    return ["", more > 0 ? [...found, ["faint", `… ${count(more, "more character")}`]] : found];
+  });
 }
 
 /** A text as it is. */

@@ -1,0 +1,81 @@
+"""The inbox of approvals: what is decided is what was shown, to the last digit, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.page_rig import Person
+from tests.e2e.support import Snap
+
+pytestmark = [pytest.mark.runc, pytest.mark.timeout(600)]
+LARGE = 9007199254740993
+"""One above the whole numbers that JavaScript tells apart."""
+PROGRAM = f"""
+from snapshotd.agent import Denied, tool
+
+@tool(side_effect="irreversible", approve="may I send it?")
+def send(amount):
+    with open("sent", "a") as sent:
+        sent.write("%d\\n" % amount)
+
+for amount in ({LARGE}, 1, 2):
+    try:
+        send(amount)
+    except Denied:
+        pass
+"""
+
+
+@pytest.fixture
+def asked(own_snap: Snap, person: Person, tmp_path: Path) -> Iterator[Person]:
+    """Somebody in front of the inbox, where the first call of a trajectory `asks` waits."""
+    (tmp_path / "agent.py").write_text(PROGRAM)
+    own_snap("run", "--detach", "--runtime", "runc", "--name", "asks", tmp_path / "agent.py")
+    person.page.evaluate("location.hash = '#/approvals'")
+    person.sees(str(LARGE), ".given")
+    yield person
+    for one in own_snap.json("ls"):
+        own_snap("rm", "--force", one["id"])
+
+
+def _decides(person: Person, verb: str, reason: str = "") -> None:
+    person.clicks(f"{verb}…")
+    if reason:
+        person.page.locator(".confirm input").fill(reason)
+    person.clicks(verb, ".confirm")
+
+
+def test_a_large_number_is_shown_and_sent_as_it_is(own_snap: Snap, asked: Person) -> None:
+    asked.clicks("Edit")
+    fields = asked.page.get_by_label("Arguments")
+    assert str(LARGE) in fields.input_value()
+    fields.fill(f'{{"amount": {LARGE}}}')
+    _decides(asked, "Approve")
+    asked.sees('"amount": 1', ".given")
+    assert own_snap("cat", "asks:/workspace/sent").stdout.split() == [str(LARGE)]
+    asked.page.evaluate("location.hash = '#/t/asks'")
+    asked.sees(str(LARGE), ".calls")
+
+
+def test_a_reason_is_given_once(own_snap: Snap, asked: Person) -> None:
+    _decides(asked, "Deny", "not this one")
+    asked.sees('"amount": 1', ".given")
+    _decides(asked, "Deny")
+    asked.sees('"amount": 2', ".given")
+    decided = [one for one in own_snap.json("approvals", "--all") if one["status"] == "denied"]
+    assert [one["reason"] for one in decided if one["reason"]] == ["not this one"]
+
+
+def test_arguments_that_are_no_json_can_be_mended(asked: Person) -> None:
+    asked.clicks("Edit")
+    fields = asked.page.get_by_label("Arguments")
+    fields.fill('{"amount": 7,}')
+    asked.clicks("Approve…")
+    asked.sees("JSON", ".notice")
+    assert fields.input_value() == '{"amount": 7,}'
+    fields.fill('{"amount": "seven"}')
+    _decides(asked, "Approve")
+    asked.page.locator(".confirm").wait_for(state="detached")
