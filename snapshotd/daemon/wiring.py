@@ -13,7 +13,7 @@ from socket import socket
 
 from snapshotd import sqlite
 from snapshotd.catalog.base import Catalog
-from snapshotd.catalog.database import meta_in_file
+from snapshotd.catalog.file import meta_in_file
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.config import Config, UserPlaces
 from snapshotd.daemon import state_files
