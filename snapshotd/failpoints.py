@@ -52,6 +52,7 @@ NAMES: tuple[str, ...] = (
     "layers.merge.built",
     "layers.evict.renamed",
     "layers.capture.copied",
+    "catalog.postgres.commit",
     "repo.pack.written",
     "repo.pack.stored",
     "repo.index.committed",

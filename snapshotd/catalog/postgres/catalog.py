@@ -1,0 +1,61 @@
+"""The catalog in PostgreSQL: opened, made where there is none, and what it says to one that is too old or too new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from snapshotd.catalog import schema
+from snapshotd.catalog.sql import SqlCatalog
+from snapshotd.errors import DataLoss, Unsupported, check_format
+
+if TYPE_CHECKING:
+    from snapshotd.catalog.postgres.driver import PostgresDatabase
+
+
+class PostgresCatalog(SqlCatalog):
+    def __init__(self, url: str, *, schema_name: str = "snapshotd") -> None:
+        """Open the catalog in the schema `schema_name` of the database at `url`, creating it if there is none. Errors: as
+        `open_database`."""
+        super().__init__(open_database(url, schema_name))
+
+
+def open_database(url: str, schema_name: str = "snapshotd") -> PostgresDatabase:
+    """Open the catalog's database, making the tables where there are none. Errors: as `PostgresDatabase`; Unsupported
+    (psycopg is missing), VersionMismatch (another version made the tables)."""
+    driver, tables = _modules()
+    database = driver(url, schema_name)
+    try:
+        with database.transaction():
+            if not database.read("SELECT 1 FROM pg_namespace WHERE nspname = ?", (schema_name,)):
+                database.run_script(f'CREATE SCHEMA "{schema_name}"')
+            if not database.read("SELECT 1 FROM pg_tables WHERE schemaname = ? LIMIT 1", (schema_name,)):
+                database.run_script(tables())
+            check_version(database)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def check_version(database: PostgresDatabase) -> None:
+    """DataLoss: no catalog is there; VersionMismatch."""
+    if not database.read("SELECT 1 FROM pg_tables WHERE schemaname = ? AND tablename = 'format'", (database.schema,)):
+        raise DataLoss(
+            f"{database.name} has tables of another program in schema {database.schema}: use another database"
+        )
+    found = database.read_one("SELECT version FROM format")
+    check_format(database.name, int(found[0]) if found else 0, schema.VERSION)
+
+
+def _modules() -> tuple[type[PostgresDatabase], Callable[[], str]]:
+    """The driver and the tables; here and not at the top because few need the extra. Unsupported."""
+    try:
+        from snapshotd.catalog.postgres.driver import PostgresDatabase
+        from snapshotd.catalog.postgres.schema import statements
+    except ImportError as exc:
+        raise Unsupported(
+            f"a catalog in PostgreSQL needs the package psycopg, which cannot be loaded ({exc}): "
+            "pip install 'snapshotd[fleet]'"
+        ) from exc
+    return PostgresDatabase, statements
