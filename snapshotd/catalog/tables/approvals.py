@@ -123,8 +123,7 @@ class SqlApprovals(ApprovalTable):
             if found.status is not ApprovalStatus.PENDING:
                 who = "" if found.by is None else f" by {ascii(found.by[:80])[1:-1]}"
                 raise Conflict(
-                    f"approval {short(approval_id)} cannot become {status} because it is {found.status}{who} already: "
-                    "what was decided stays; let the agent ask again"
+                    f"approval {short(approval_id)} of {found.tool} is {found.status}{who}; it cannot be decided again"
                 )
             self._db.write(
                 "UPDATE approvals SET status = ?, decided_at_ns = ?, decided_by = ?, reason = ?, edited = ? WHERE id = ?",
