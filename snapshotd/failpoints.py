@@ -53,6 +53,7 @@ NAMES: tuple[str, ...] = (
     "layers.evict.renamed",
     "layers.capture.copied",
     "catalog.postgres.commit",
+    "catalog.migrate.filled",
     "repo.pack.written",
     "repo.pack.stored",
     "repo.index.committed",

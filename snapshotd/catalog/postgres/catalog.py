@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from snapshotd.catalog import schema
@@ -24,18 +25,14 @@ def open_database(url: str, schema_name: str = "snapshotd") -> PostgresDatabase:
     """Open the catalog's database, making the tables where there are none. Errors: as `PostgresDatabase`; Unsupported
     (psycopg is missing), VersionMismatch (another version made the tables)."""
     driver, tables = _modules()
-    database = driver(url, schema_name)
-    try:
-        with database.transaction():
-            if not database.read("SELECT 1 FROM pg_namespace WHERE nspname = ?", (schema_name,)):
-                database.run_script(f'CREATE SCHEMA "{schema_name}"')
-            if not database.read("SELECT 1 FROM pg_tables WHERE schemaname = ? LIMIT 1", (schema_name,)):
-                database.run_script(tables())
-            check_version(database)
-    except BaseException:
-        database.close()
-        raise
-    return database
+    with closing(driver(url, schema_name)) as database, database.transaction():
+        if not database.read("SELECT 1 FROM pg_namespace WHERE nspname = ?", (schema_name,)):
+            database.run_script(f'CREATE SCHEMA "{schema_name}"')
+        if not database.read("SELECT 1 FROM pg_tables WHERE schemaname = ? LIMIT 1", (schema_name,)):
+            database.run_script(tables())
+        check_version(database)
+        database.write("DELETE FROM sessions WHERE used_at < now() - interval '1 day'")
+    return driver(url, schema_name)  # its connections know of the tables
 
 
 def check_version(database: PostgresDatabase) -> None:
@@ -46,6 +43,18 @@ def check_version(database: PostgresDatabase) -> None:
         )
     found = database.read_one("SELECT version FROM format")
     check_format(database.name, int(found[0]) if found else 0, schema.VERSION)
+
+
+def count_on(database: PostgresDatabase) -> None:
+    """Have new rows numbered behind all that are there. Inside a transaction of the caller."""
+    numbered = database.read(
+        "SELECT table_name FROM information_schema.columns WHERE table_schema = ? AND is_identity = 'YES'",
+        (database.schema,),
+    )
+    for (table,) in numbered:
+        database.read(
+            f"SELECT setval(pg_get_serial_sequence('\"{database.schema}\".{table}', 'pk'), max(pk)) FROM {table} HAVING max(pk) > 0"
+        )
 
 
 def _modules() -> tuple[type[PostgresDatabase], Callable[[], str]]:

@@ -7,8 +7,9 @@ give neither. So a transaction begins with an advisory lock, which is its own un
 the one before has written. Nothing fails to serialise, so nothing is to be repeated. A `transaction(alone=False)` takes no
 lock: for single guarded updates, which must not wait for a long commit (the renewal of a lease).
 
-**The outcome of a commit is known.** When the connection breaks while COMMIT is on its way, the server is asked over another
-one what has become of the transaction, by its number. Only if it cannot be asked is the error's message "not known".
+**The outcome of a commit is known.** A transaction writes its number into a row of its connection (`sessions`). When the
+connection breaks while COMMIT is on its way, that row is read over another one. Only if it cannot be read is the error's
+message "not known". The server's own numbers of transactions will not do: after a crash it gives them again.
 
 **Connections** are kept, at most `_KEPT` of them. A thread has one for the time of a statement, of `transaction` and of
 `lock`. One that broke since its last use is found out by its first statement, which then runs again over a new one; so a
@@ -18,6 +19,7 @@ server that was restarted is no error.
 from __future__ import annotations
 
 import re
+import secrets
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,7 +37,7 @@ from snapshotd import failpoints
 from snapshotd.catalog.database import Row, Value
 from snapshotd.catalog.postgres.failures import meaning
 from snapshotd.catalog.postgres.values import adapt
-from snapshotd.errors import InternalError, Unavailable, UsageError
+from snapshotd.errors import InternalError, SnapshotdError, Unavailable, UsageError
 from snapshotd.kernel import turns
 
 _KEPT = 8
@@ -53,18 +55,24 @@ _DEFAULTS: dict[str, Any] = {
 """A server that vanished is found out in some ten seconds. The user's address may say otherwise."""
 _IDLE_S = 60
 """A transaction of a process that stands still ends after so long, so that it holds up no other writer for ever."""
+_MARK = "INSERT INTO sessions VALUES ($1, $2, now()) ON CONFLICT (token) DO UPDATE SET number = $2, used_at = now()"
 _FETCHED = 50
 """Rows that `read_page` asks for at once."""
 
 _Result = TypeVar("_Result")
-_Connection = psycopg.Connection[Row]
+
+
+class _Session(psycopg.Connection[Row]):
+    """A connection. `token`: its row in `sessions`; `number`: that of its last transaction."""
+
+    token, number, has_tables = "", 0, False
 
 
 @dataclass(slots=True)
 class _Held:
     """A thread's connection. `depth`: how often the thread holds `lock`; `writes`: within `transaction`."""
 
-    connection: _Connection | None = None
+    connection: _Session | None = None
     depth: int = 0
     writes: bool = False
 
@@ -91,7 +99,7 @@ class PostgresDatabase:
         self._number = zlib.crc32(f"snapshotd {schema}".encode())
         """The number of the advisory lock of this schema's writers."""
         self._guard = threading.Lock()
-        self._idle: list[_Connection] = []
+        self._idle: list[_Session] = []
         self._closed = False
         self._threads = threading.local()
         self._give_back(self._connect())
@@ -115,7 +123,7 @@ class PostgresDatabase:
     def read_page(self, sql: str, values: Sequence[Value], *, rows: int, size: int) -> list[Row]:
         turns.give_way()
 
-        def fetch(connection: _Connection) -> list[Row]:
+        def fetch(connection: _Session) -> list[Row]:
             page: list[Row] = []
             left = size
             with connection.transaction(), RawServerCursor(connection, "page") as cursor:
@@ -142,7 +150,7 @@ class PostgresDatabase:
     def write_many(self, sql: str, values: Iterable[Sequence[Value]]) -> None:
         items = list(values)
 
-        def run(connection: _Connection) -> None:
+        def run(connection: _Session) -> None:
             with connection.cursor() as cursor:
                 cursor.executemany(_translated(sql), items)
 
@@ -164,53 +172,63 @@ class PostgresDatabase:
             raise InternalError(
                 f"{self.name} cannot begin a transaction within another, or after a read under its lock"
             )
-        number = self._retried(lambda connection: self._begin(connection, alone))
+        self._retried(lambda connection: self._begin(connection, alone))
         held.writes = True
         try:
             yield
             failpoints.hit("catalog.postgres.commit")
-            self._commit(number)
+            self._commit()
         finally:
             held.writes = False
             self._release()
 
-    def _begin(self, connection: _Connection, alone: bool) -> str:
-        """Begin to write; the number of the transaction."""
+    def _begin(self, connection: _Session, alone: bool) -> None:
+        """Begin to write, with a number that tells afterwards whether it was committed."""
+        if connection.has_tables and not connection.number:
+            connection.execute(_MARK, (connection.token, 0))  # a row of its own, which `_was_committed` can wait for
+        connection.number += 1
         connection.execute("BEGIN")
         if alone:  # a statement of its own, so that the next one sees what the last writer has committed
             connection.execute(f"SELECT pg_advisory_xact_lock({self._number})")
-        row = connection.execute("SELECT pg_current_xact_id()::text").fetchone()
-        assert row is not None
-        return str(row[0])
+        if connection.has_tables:
+            connection.execute(_MARK, (connection.token, connection.number))
 
-    def _commit(self, number: str) -> None:
-        connection = self._held().connection
+    def _commit(self) -> None:
+        held = self._held()
+        connection = held.connection
         assert connection is not None
         try:
             connection.execute("COMMIT")
         except psycopg.Error as exc:
             if not connection.broken and not connection.closed:
                 raise meaning(exc, self.name) from exc
-            self._held().writes = False
+            held.writes = False
             self._release()
-            if not self._was_committed(number):
+            if not self._was_committed(connection):
                 raise meaning(exc, self.name) from exc
 
-    def _was_committed(self, number: str) -> bool:
-        """True if a transaction whose connection broke was committed. Unavailable: this cannot be found out now."""
+    def _was_committed(self, connection: _Session) -> bool:
+        """True if the last transaction of a connection that broke was committed. Waits for the server's process that may
+        be at it. Unavailable: this cannot be found out now."""
+
+        def look(other: _Session) -> list[Row]:
+            other.execute("BEGIN")
+            other.execute(f"SELECT pg_advisory_xact_lock({self._number})")
+            return other.execute(
+                "SELECT number FROM sessions WHERE token = $1 FOR UPDATE", (connection.token,)
+            ).fetchall()
+
         try:
-            while True:
-                row = self.read_one("SELECT pg_xact_status(?::xid8)", (number,))
-                if row is None or row[0] != "in progress":
-                    return row is not None and row[0] == "committed"
-                # its server process is about to find out that the connection broke; the lock is free when it has
-                with self.transaction():
-                    pass
-        except (Unavailable, InternalError) as exc:
+            if not connection.has_tables:
+                raise Unavailable("its number is not recorded")
+            found = self._retried(look)
+            self._release()
+        except SnapshotdError as exc:
             raise Unavailable(
                 f"{self.name} went away during a commit, and it is not known whether that was made: look at what there is "
                 "when the server runs, before you repeat it"
             ) from exc
+        return found == [(connection.number,)]
 
     def flush(self) -> None:
         """Nothing to do: a commit is durable when it returns, unless the server's `synchronous_commit` says otherwise."""
@@ -235,7 +253,7 @@ class PostgresDatabase:
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
-    def _run(self, work: Callable[[_Connection], _Result]) -> _Result:
+    def _run(self, work: Callable[[_Session], _Result]) -> _Result:
         """Do work over the thread's connection, or over one that it has for this alone."""
         held = self._held()
         if held.writes:
@@ -251,7 +269,7 @@ class PostgresDatabase:
         finally:
             self._release()
 
-    def _retried(self, work: Callable[[_Connection], _Result]) -> _Result:
+    def _retried(self, work: Callable[[_Session], _Result]) -> _Result:
         """Do the first work over a connection, which is the thread's then: twice if the connection had been broken."""
         held = self._held()
         while True:
@@ -269,7 +287,7 @@ class PostgresDatabase:
                 self._release()
                 raise
 
-    def _translate(self, work: Callable[[_Connection], _Result], connection: _Connection) -> _Result:
+    def _translate(self, work: Callable[[_Session], _Result], connection: _Session) -> _Result:
         try:
             return work(connection)
         except psycopg.Error as exc:
@@ -281,7 +299,7 @@ class PostgresDatabase:
             held = self._threads.held = _Held()
         return held
 
-    def _take(self) -> _Connection | None:
+    def _take(self) -> _Session | None:
         with self._guard:
             if self._closed:
                 raise InternalError(f"{self.name} was used after it was closed")
@@ -297,7 +315,7 @@ class PostgresDatabase:
                     connection.execute("ROLLBACK")
             self._give_back(connection)
 
-    def _give_back(self, connection: _Connection) -> None:
+    def _give_back(self, connection: _Session) -> None:
         with self._guard:
             usable = not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE
             if usable and not self._closed and len(self._idle) < _KEPT:
@@ -305,15 +323,17 @@ class PostgresDatabase:
                 return
         connection.close()
 
-    def _connect(self) -> _Connection:
+    def _connect(self) -> _Session:
         try:
-            connection = psycopg.connect(self._address, autocommit=True, cursor_factory=RawCursor)
+            connection = _Session.connect(self._address, autocommit=True, cursor_factory=RawCursor)
             adapt(connection)
             connection.execute(
                 f'SET search_path = "{self.schema}", pg_catalog; SET lock_timeout = {_WAIT_S * 1000}; SET jit = off;'
                 f" SET idle_in_transaction_session_timeout = {_IDLE_S * 1000}; SET default_transaction_isolation = 'read committed'",
                 prepare=False,
             )
+            row = connection.execute("SELECT to_regclass('sessions') IS NOT NULL").fetchone()
+            connection.token, connection.has_tables = secrets.token_hex(16), row is not None and bool(row[0])
         except psycopg.Error as exc:
             raise meaning(exc, self.name) from exc
         return connection

@@ -1,8 +1,8 @@
 """The catalog's tables in PostgreSQL: the text of `catalog/schema.py`, in this dialect, so that there is one text.
 
-All is in a schema (a namespace of tables) of its own. Besides the tables it has `format`, with the version, and a few
+All is in a schema (a namespace of tables) of its own. Besides the tables it has `format`, with the version, `sessions`, and a few
 functions and operators on JSON texts by the names that SQLite has for them. They take a text that PostgreSQL's own refuse
-(JSON with U+0000 or half a surrogate pair): there they see U+FFFD in its place.
+(JSON with U+0000 or half a surrogate pair): there they see U+FFFD in place of those.
 
 A key of the key-value store is too long for one entry of an index (2,704 bytes): `keys` is looked up by two of its three
 parts, and the one writer keeps it unique.
@@ -28,12 +28,28 @@ _WORDS = (
 _REFERENCE = re.compile(r" REFERENCES (\w+)( DEFERRABLE INITIALLY DEFERRED)?")
 
 _FUNCTIONS = r"""
-CREATE FUNCTION readable_json(doc text) RETURNS json LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+CREATE FUNCTION is_readable(doc text) RETURNS bool LANGUAGE plpgsql IMMUTABLE STRICT AS $$
 BEGIN
     PERFORM doc::jsonb;
-    RETURN doc::json;
+    RETURN true;
 EXCEPTION WHEN untranslatable_character OR invalid_text_representation OR numeric_value_out_of_range THEN
-    RETURN regexp_replace(doc, '(?<!\\)((?:\\\\)*)\\u(?:0000|[dD][89a-fA-F][0-9a-fA-F]{2})', '\1\\ufffd', 'g')::json;
+    RETURN false;
+END $$;
+CREATE FUNCTION readable_json(doc text) RETURNS json LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+DECLARE
+    escaped text := '(?<!\\)((?:\\\\)*)';
+    first text := '\\u[dD][89abAB][0-9a-fA-F]{2}';
+    second text := '\\u[dD][c-fC-F][0-9a-fA-F]{2}';
+    changed text := doc;
+BEGIN
+    IF NOT is_readable(doc) THEN
+        changed := regexp_replace(doc, escaped || '(?:\\u0000|' || first || '(?!' || second || ')|(?<!' || first || ')' || second || ')',
+            '\1\\ufffd', 'g');
+        IF NOT is_readable(changed) THEN  -- an escaped backslash before what looks like a half
+            changed := regexp_replace(doc, escaped || '\\u(?:0000|[dD][89a-fA-F][0-9a-fA-F]{2})', '\1\\ufffd', 'g');
+        END IF;
+    END IF;
+    RETURN changed::json;
 END $$;
 CREATE FUNCTION json_member(doc text, name text) RETURNS text LANGUAGE sql IMMUTABLE STRICT AS
 $$ SELECT (readable_json(doc) OPERATOR(pg_catalog.->) name)::text $$;
@@ -49,7 +65,14 @@ $$ SELECT pg_catalog.json_array_elements_text(readable_json(doc)) $$;
 CREATE FUNCTION json_array_length(doc text) RETURNS bigint LANGUAGE sql IMMUTABLE STRICT AS
 $$ SELECT pg_catalog.json_array_length(doc::json)::bigint $$;
 """
-_FORMAT = "CREATE TABLE format (version BIGINT NOT NULL, made_by TEXT NOT NULL);"
+_BESIDE = """
+CREATE TABLE format (version BIGINT NOT NULL);
+CREATE TABLE sessions (                     -- see driver.py
+    token   TEXT COLLATE "C" PRIMARY KEY,
+    number  BIGINT NOT NULL,
+    used_at TIMESTAMPTZ NOT NULL
+);
+"""
 _KEYS = "CREATE INDEX keys_by_name ON keys (namespace, key);"
 
 
@@ -70,5 +93,5 @@ def statements() -> str:
                     )
             statement = _REFERENCE.sub("", statement)
         made.append(statement)
-    version = f"INSERT INTO format VALUES ({schema.VERSION}, 'snapshotd');"
-    return "\n".join([_FUNCTIONS, ";".join(made), *later, _KEYS, _FORMAT, version])
+    version = f"INSERT INTO format VALUES ({schema.VERSION});"
+    return "\n".join([_FUNCTIONS, ";".join(made), *later, _KEYS, _BESIDE, version])
