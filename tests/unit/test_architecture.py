@@ -21,7 +21,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
     ("cli", "client", "integrations", "page"),
     ("daemon",),
     ("engine",),
-    ("fuse",),
+    ("fuse", "fleet"),
     ("layers", "formats", "trees", "repo", "catalog", "runtime", "images", "secrets"),
     ("store", "gateway", "egress", "sqlite"),
     ("kernel",),
