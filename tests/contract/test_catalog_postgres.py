@@ -171,6 +171,44 @@ def test_a_transaction_has_all_or_nothing(database: PostgresDatabase) -> None:
     assert database.read("SELECT * FROM meta") == []
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_several_methods_are_one_transaction(postgres_url: str, alone: bool) -> None:
+    with closing(PostgresCatalog(postgres_url)) as one, closing(PostgresCatalog(postgres_url)) as other:
+        trajectory, first = started(one)
+        with one.database.transaction(alone=alone, nests=True):
+            one.database.write("INSERT INTO meta VALUES ('a', 'b')")
+            head = committed(one, first)
+            with pytest.raises(Conflict):  # it is undone by itself
+                committed(one, first)
+            assert one.get_trajectory(trajectory.id).head == head.id
+            assert other.get_trajectory(trajectory.id).head == first.id
+            assert other.get_meta("a") is None
+        assert other.get_trajectory(trajectory.id).head == head.id
+        assert other.get_meta("a") == "b"
+        with pytest.raises(ZeroDivisionError), one.database.transaction(alone=alone, nests=True):  # noqa: PT012
+            committed(one, head)
+            raise ZeroDivisionError
+        assert other.get_trajectory(trajectory.id).head == head.id
+
+
+def test_more_threads_than_connections_wait(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_MOST", 3)
+    with closing(open_database(postgres_url)) as database:
+        counted = []
+
+        def count() -> None:
+            sql = "SELECT count(*), pg_sleep(0.02) FROM pg_stat_activity WHERE application_name = 'snapshotd'"
+            counted.extend(row[0] for row in database.read(sql))
+
+        threads = [threading.Thread(target=count) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(counted) == 12
+        assert max(counted) <= 3
+
+
 # -- a server that goes away -------------------------------------------------------------------------------------------
 
 

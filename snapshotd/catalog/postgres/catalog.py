@@ -18,7 +18,9 @@ class PostgresCatalog(SqlCatalog):
     def __init__(self, url: str, *, schema_name: str = "snapshotd") -> None:
         """Open the catalog in the schema `schema_name` of the database at `url`, creating it if there is none. Errors: as
         `open_database`."""
-        super().__init__(open_database(url, schema_name))
+        self.database = open_database(url, schema_name)
+        """For transactions that have more in them than one method's rows (`PostgresDatabase.transaction(nests=True)`)."""
+        super().__init__(self.database)
 
 
 def open_database(url: str, schema_name: str = "snapshotd") -> PostgresDatabase:
