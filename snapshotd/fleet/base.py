@@ -22,7 +22,7 @@ the epoch or fence that it goes on from. So a method whose answer is lost may be
 been called once; a request that arrives late changes nothing. An answer of `renew` says nothing of a claim that was got
 after the request was sent.
 Errors: Conflict (the caller is no longer who it says: another incarnation, owner or fence), Undecided, NotFound,
-DaemonUnavailable (the database does not answer; nothing is known of the last change).
+Unavailable (the database does not answer; the last change may be made or not).
 """
 
 from __future__ import annotations
