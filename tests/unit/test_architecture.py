@@ -21,7 +21,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
     ("cli", "client", "integrations", "page"),
     ("daemon",),
     ("engine",),
-    ("fuse",),
+    ("fuse", "fleet"),
     ("layers", "formats", "trees", "repo", "catalog", "runtime", "images", "secrets"),
     ("store", "gateway", "egress", "sqlite"),
     ("kernel",),
@@ -52,6 +52,7 @@ FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("client", "trees"): ("git", "three_way"),  # the rules of a merge, for a folder of the user
     ("client", "store"): ("base", "open"),  # a cache of bundles has the address of a store
     ("integrations", "sqlite"): ("Database", "Form", "Row", "Value", "create", "creating"),  # files without a daemon
+    ("fleet", "catalog"): ("database", "postgres.catalog", "postgres.driver"),  # its tables stand beside the catalog's
     ("engine", "secrets"): ("base", "configured", "redactor", "stream"),  # not which vault
 }
 """(importer, imported): the only modules it may import. The other side of the socket knows the words of the engine, not
