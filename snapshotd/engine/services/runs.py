@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Literal
@@ -54,6 +55,8 @@ class RunService:
         self._context, self._catalog, self._sessions, self._resumes = context, context.catalog, sessions, resumes
         self._background, self._archive, self._disposal = background, archive, disposal
         self._creation = Creation(context, sessions)
+        self._changing_network = threading.Lock()
+        """Held while rules are changed in the catalog."""
 
     def create(self, request: SandboxRequest, *, experiment: ExperimentID | None = None) -> tuple[Trajectory, Snapshot]:
         """A sandbox without an agent, running, with its first snapshot. `experiment`: the one that it is made for."""
@@ -237,9 +240,9 @@ class RunService:
         """Change the hosts that a trajectory's sandboxes reach: one that runs from now on, and those of later starts and
         forks. Connections that are not allowed any more are cut. Conflict: its network is not one of rules; UsageError,
         LimitExceeded: a rule is malformed, or there are too many; SandboxFailed: they are recorded, and not in force in
-        the sandbox, which reaches nothing then."""
+        the sandbox, which reaches nothing then. Waits for no start: a sandbox that is started meanwhile gets them."""
         found = self._catalog.resolve_trajectory(ref)
-        with self._sessions.starting(found.id):
+        with self._changing_network:
             before = self._catalog.get_trajectory(found.id).spec.network
             if not before.allows_names:
                 raise Conflict(
@@ -248,8 +251,8 @@ class RunService:
                 )
             rules = HostRules(before.rules if only is None else only).changed(allow, deny)
             self._catalog.set_network(found.id, Network.allowing(rules.texts))
-            mine = [one for one in self._sessions.launched() if one.trajectory.id == found.id]
-            renew_network(self._catalog, mine, lambda _: None)
+        mine = [one for one in self._sessions.launched() if one.trajectory.id == found.id]
+        renew_network(self._catalog, mine, lambda _: None)
         return self.network(found.id)
 
     def connect(self, ref: str, port: int, ended: Callable[[], object]) -> Connection:
