@@ -149,13 +149,13 @@ class RunService:
         self, ref: str, request: CommandFields, *, sink: OutputSink, caller: Caller | None = None
     ) -> ExecResult:
         """Run a command in a throw-away fork of a snapshot; nothing of it is kept. It ends when the `caller` is
-        gone, or after `timeout_s` seconds, as in `exec`."""
+        gone, or after `timeout_s` seconds, as in `exec`. The services of the fork have as much time before it."""
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
             owner = self._catalog.get_trajectory(source.trajectory)
             trajectory, _ = throw_away(self._context.sandbox_spec(owner.spec), source.stack, env=owner.env)
             trajectory = replace(trajectory, head=source.id, forked_from=source.id)  # it may see its ancestors' secrets
             throw_aways, services = self._sessions.throw_aways, self._sessions.services
-            with throw_aways.start(trajectory, source) as sandbox, services.beside(sandbox):
+            with throw_aways.start(trajectory, source) as sandbox, services.beside(sandbox, request.timeout_s, caller):
                 return self._sessions.commands.exec(sandbox, request, sink=sink, record=False, caller=caller)
 
     def exec_in_background(self, ref: str, request: BackgroundRequest) -> CommandInfo:
