@@ -39,7 +39,7 @@ class Stream:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
 
     async def receive(self, most: int = _PLAIN_CHUNK_BYTES, deadline_s: float = IDLE_DEADLINE_S) -> bytes:
-        """Some bytes; none: the other side says no more. What was received before is used up."""
+        """Some bytes; none: the other side says no more. The caller has used up what it received before."""
         self._let_go()
         async with asyncio.timeout(deadline_s):
             data = await self._loop.sock_recv(self._sock, self._buffers.share(most))
@@ -96,8 +96,8 @@ class Stream:
 
 
 class HeadReader:
-    """Receives what has to be collected until it is complete, such as the head of a request. NotAllowed: it comes in too
-    many pieces, each of which would be looked at, or there is no memory for more; TimeoutError: it takes too long."""
+    """Collects first words, such as the head of a request. NotAllowed: they come in too many pieces, or there is no memory for
+    more of them. TimeoutError: they take too long."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream, self._left = stream, MOST_PIECES
