@@ -100,6 +100,14 @@ INTEGRATIONS = {
             "`snapshotd mcp`, for agents that speak MCP",
         ),
         Integration(
+            "mini-swe-agent",
+            "mini-swe-agent",
+            (2, 4, 6),
+            (2, 5),
+            "snapshotd.integrations.mini_swe_agent",
+            "sandboxes for mini-swe-agent, whose trajectories name snapshots",
+        ),
+        Integration(
             "openai-agents",
             "openai-agents",
             (0, 24),
