@@ -167,6 +167,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "deepagents": ("integrations/deepagents/",),
     "opentelemetry": ("integrations/otel/",),
     "inspect_ai": ("integrations/inspect_ai/",),
+    "nemo_gym": ("integrations/nemo_gym/",),
     "minisweagent": ("integrations/mini_swe_agent/",),
     "mcp": ("integrations/mcp/",),
     "mcp_types": ("integrations/mcp/",),  # comes with mcp

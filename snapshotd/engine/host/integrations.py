@@ -108,6 +108,14 @@ INTEGRATIONS = {
             "sandboxes for mini-swe-agent, whose trajectories name snapshots",
         ),
         Integration(
+            "nemo-gym",
+            "nemo-gym",
+            (0, 4),
+            (0, 5),
+            "snapshotd.integrations.nemo_gym",
+            "sandboxes for NeMo Gym, cloned and restored under a fence",
+        ),
+        Integration(
             "openai-agents",
             "openai-agents",
             (0, 24),
