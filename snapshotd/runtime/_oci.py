@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from snapshotd.egress.base import OWN_ADDRESS
+from snapshotd.egress.resolver import RESOLV_CONF
 from snapshotd.kernel import rootless
 from snapshotd.runtime import seccomp
 from snapshotd.runtime.base import (
@@ -29,8 +29,6 @@ from snapshotd.types import IdMap, Limits, Network
 
 STUB_DIRS = ("proc", "sys", "dev", "run/snapshotd", "tmp", "etc")
 """Content of the stub root: mount points, and the files that an OCI runtime expects."""
-RESOLV_CONF = "resolv.conf"
-"""Name of the file in a container's run directory that becomes /etc/resolv.conf where there is a network."""
 INIT_ARGV = (f"{SHARE_DIR}/init", "-P")
 """`-P`: no child of its own, only reap (catatonit's pause mode)."""
 
@@ -95,14 +93,6 @@ def bundle(spec: ContainerSpec, id_map: IdMap | None, placement: Placement) -> d
             "readonlyPaths": list(_READONLY_PATHS),
         },
     }
-
-
-def write_resolver(spec: ContainerSpec, of_bridge: str) -> Path:
-    """Write the file that becomes /etc/resolv.conf. `of_bridge`: the name server of the network bridge."""
-    path = spec.run_dir / RESOLV_CONF
-    path.write_text(f"nameserver {OWN_ADDRESS if spec.network.allows_names else of_bridge}\n")
-    path.chmod(0o644)
-    return path
 
 
 def process(spec: ExecSpec) -> dict[str, Any]:
@@ -180,16 +170,15 @@ def _resources(limits: Limits, swap_is_counted: bool) -> dict[str, Any]:
     }
 
 
-def _mount(destination: str, kind: str, source: str, *options: str) -> dict[str, Any]:
-    return {"destination": destination, "type": kind, "source": source, "options": list(options)}
+def _mount(destination: str, kind: str, source: str | Path, *options: str) -> dict[str, Any]:
+    return {"destination": destination, "type": kind, "source": str(source), "options": list(options)}
 
 
 def _mounts(spec: ContainerSpec, id_map: IdMap | None) -> list[dict[str, Any]]:
     strict = ("nosuid", "noexec", "nodev")
     tty = () if id_map is not None and id_map.count <= _TTY_GROUP else (f"gid={_TTY_GROUP}",)
-    resolver = [
-        _mount(f"/etc/{RESOLV_CONF}", "bind", str(spec.run_dir / RESOLV_CONF), *_bind_options(spec.run_dir, "noexec"))
-    ]
+    options = _bind_options(spec.run_dir, "noexec")
+    resolver = [_mount(f"/etc/{RESOLV_CONF}", "bind", spec.run_dir / RESOLV_CONF, *options)]
     return [
         _mount("/proc", "proc", "proc", *strict),
         _mount("/dev", "tmpfs", "tmpfs", "nosuid", "strictatime", "mode=755", "size=65536k"),
@@ -197,8 +186,8 @@ def _mounts(spec: ContainerSpec, id_map: IdMap | None) -> list[dict[str, Any]]:
         _mount("/dev/shm", "tmpfs", "shm", *strict, "mode=1777", "size=65536k"),
         _mount("/dev/mqueue", "mqueue", "mqueue", *strict),
         _mount("/sys", "sysfs", "sysfs", *strict, "ro"),
-        _mount(RUN_DIR, "bind", str(spec.run_dir), *_bind_options(spec.run_dir, "noexec")),
-        _mount(SHARE_DIR, "bind", str(spec.share_dir), *_bind_options(spec.share_dir)),
+        _mount(RUN_DIR, "bind", spec.run_dir, *options),
+        _mount(SHARE_DIR, "bind", spec.share_dir, *_bind_options(spec.share_dir)),
         *(() if spec.network == Network.NONE else resolver),
     ]
 

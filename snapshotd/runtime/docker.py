@@ -28,6 +28,7 @@ import docker
 import docker.errors
 import requests.exceptions
 
+from snapshotd.egress.resolver import RESOLV_CONF, write_resolver
 from snapshotd.errors import SandboxFailed, Unsupported
 from snapshotd.kernel.holding import cgroup
 from snapshotd.kernel.holding.attempts import attempts
@@ -35,7 +36,7 @@ from snapshotd.kernel.namespaces import set_hostname
 from snapshotd.runtime import failure
 from snapshotd.runtime._checks import check_share_dir, found_container, id_map_of
 from snapshotd.runtime._exec import ContainerCommands, RuncContainer
-from snapshotd.runtime._oci import INIT_ARGV, RESOLV_CONF, STUB_DIRS, write_resolver
+from snapshotd.runtime._oci import INIT_ARGV, STUB_DIRS
 from snapshotd.runtime._process import CHILDREN, wait_for_execve
 from snapshotd.runtime._teardown import end_all, remove_files
 from snapshotd.runtime.base import (
@@ -212,7 +213,7 @@ class DockerRuntime(Runtime):
     def _start(self, spec: ContainerSpec) -> Container:
         api, resolver = self._api(), []
         if spec.network.allows_names:  # for the others the engine writes one
-            resolver.append(f"{write_resolver(spec, '')}:/etc/{RESOLV_CONF}:ro")
+            resolver.append(f"{write_resolver(spec.run_dir, spec.network)}:/etc/{RESOLV_CONF}:ro")
         host_config = api.create_host_config(
             binds=[f"{spec.run_dir}:{RUN_DIR}:ro", f"{spec.share_dir}:{SHARE_DIR}:ro", *resolver],
             cap_drop=["ALL"],

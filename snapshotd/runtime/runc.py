@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from snapshotd.egress.resolver import RESOLV_CONF, write_resolver
 from snapshotd.errors import SandboxFailed, Unsupported
 from snapshotd.kernel import rootless
 from snapshotd.kernel.holding import cgroup
@@ -208,7 +209,7 @@ class RuncRuntime(Runtime):
         bundle = self._bundle(spec.id)
         bundle.mkdir(mode=0o700)
         if spec.network != Network.NONE:
-            _oci.write_resolver(spec, _slirp.NAMESERVER)
+            write_resolver(spec.run_dir, spec.network, _slirp.NAMESERVER)
         pid = None if pattern is None else self._make_like(pattern, spec, root)
         if pattern is not None and pid is None:
             with self._lock:
@@ -328,6 +329,6 @@ class RuncRuntime(Runtime):
             (root / name).mkdir(parents=True, exist_ok=True)
             for part in (root, root / name.split("/")[0], root / name):
                 part.chmod(0o755)
-        resolv_conf = root / "etc" / _oci.RESOLV_CONF
+        resolv_conf = root / "etc" / RESOLV_CONF
         resolv_conf.touch()
         resolv_conf.chmod(0o644)

@@ -96,14 +96,21 @@ def test_commands_in_the_background(box: Any, sdk: Any, own_snap: Snap) -> None:
 
 def test_a_terminal(box: Any, sdk: Any) -> None:
     shown = bytearray()
-    terminal = box.pty.create(sdk.PtySize(rows=30, cols=90), cwd="/tmp", envs={"PS1": "> "})
+
+    def shows(*words: bytes) -> None:
+        try:
+            wait_until(lambda: all(word in shown for word in words), "the terminal answers")
+        except AssertionError as exc:
+            raise AssertionError(f"no {words} in {bytes(shown)!r}") from exc
+
+    terminal = box.pty.create(sdk.PtySize(rows=30, cols=90), cwd="/tmp", envs={"PS1": "> "}, timeout=300)
     reading = threading.Thread(target=lambda: terminal.wait(on_pty=shown.extend))
     reading.start()
     box.pty.send_stdin(terminal.pid, b"stty size; tty; pwd\n")
-    wait_until(lambda: b"30 90" in shown and b"/dev/pts/" in shown and b"/tmp" in shown, "the terminal answers")
+    shows(b"30 90", b"/dev/pts/", b"/tmp")
     box.pty.resize(terminal.pid, sdk.PtySize(rows=40, cols=100))
     box.pty.stream_input(terminal.pid, [b"stty ", "size\n"])
-    wait_until(lambda: b"40 100" in shown, "the terminal has another size")
+    shows(b"40 100")
     box.pty.send_stdin(terminal.pid, b"exit\n")
     reading.join(30)
     assert not reading.is_alive()

@@ -314,6 +314,7 @@ def test_a_long_list_holds_only_what_is_seen(own_snap: Snap, person: Person, nam
     own_snap("run", "--name", name, agent)
     own_snap("exec", name, "--", "seq", "20000")
     person.opens(name)
+    person.sees("seq 20000", ".row")
     person.presses("G 2")
     person.sees("20", ".lines")
     devtools = person.page.context.new_cdp_session(person.page)

@@ -227,8 +227,10 @@ def test_the_code_of_a_tool_counts(runs: Runs) -> None:
     assert runs(program.replace("%d\\n", "%d!\\n") + use, "--reuse").reused == (0, 3)
 
 
-def test_a_hand_of_somebody_else(snap: Snap, runs: Runs, tmp_path: Path) -> None:
-    """Files that a person changed in the middle of a run are not the work of its calls."""
+@pytest.mark.parametrize("command", ["echo mine > mine", "echo mine > mine; exec sleep 1000"])
+def test_a_hand_of_somebody_else(snap: Snap, runs: Runs, tmp_path: Path, command: str) -> None:
+    """Files that a person changed in the middle of a run are not the work of its calls, even if the command that changed
+    them ended after a call, or goes on."""
     tools = AGENT + HOW_OFTEN
     (tmp_path / "agent.py").write_text(
         tools + "stamp('a')\nwhile not os.path.exists('mine'): time.sleep(0.02)\nstamp('b')\n"
@@ -237,7 +239,7 @@ def test_a_hand_of_somebody_else(snap: Snap, runs: Runs, tmp_path: Path) -> None
     runs.made.append(name)
     snap("run", "--detach", "--runtime", "runc", "--name", name, tmp_path / "agent.py")
     wait_until(lambda: snap.json("log", name)[-1]["tool"]["name"] == "stamp", "it waits behind its first call")
-    snap.sh(name, "echo mine > mine")
+    snap("exec", *(("--detach",) if "sleep" in command else ()), name, "--", "sh", "-c", command)
     snap("wait", name)
     second = runs(tools + "stamp('a')\nstamp('b')\n", "--reuse")
     assert second.reused == (1, 2)

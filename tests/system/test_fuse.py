@@ -632,9 +632,10 @@ def test_what_a_dead_server_left_goes(browsed: Browsed, monkeypatch: pytest.Monk
     """When it is unmounted, mounted again, when the daemon ends, and when the daemon that had begun it ended before."""
     monkeypatch.setattr("snapshotd.fuse.child.END_DEADLINE_S", 1.0)
     command = [*CHILD, "browse", str(browsed.rig.saved()), str(browsed.catalog_path)]
+    own = dict.fromkeys(("state_dir", "run_dir", "share_dir"), browsed.rig.saved())
 
     def daemon() -> Browse:
-        browse = Browse(cast(Context, SimpleNamespace(child=lambda _: command)))
+        browse = Browse(cast(Context, SimpleNamespace(child=lambda _: command, **own)))
         browsed.rig.opened.callback(browse.close)
         return browse
 

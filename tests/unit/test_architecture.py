@@ -147,6 +147,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "pyfastcdc": ("repo/", "integrations/langgraph/"),
     "pyfuse3": ("fuse/",),
     "trio": ("fuse/",),  # what pyfuse3 runs on
+    "psycopg": ("catalog/postgres/",),
     "boto3": ("store/s3.py",),
     "botocore": ("store/s3.py",),  # comes with boto3
     "ahocorasick_rs": ("secrets/needles.py",),
@@ -309,6 +310,8 @@ def test_every_package_is_in_the_tables() -> None:
         ("engine/sandbox/step.py", "snapshotd.catalog.sqlite.SqliteCatalog", False),
         ("engine/sandbox/step.py", "snapshotd.layers.pivot.pivot", True),
         ("catalog/sqlite.py", "snapshotd.sqlite.Database", True),
+        ("catalog/postgres/driver.py", "psycopg", True),
+        ("catalog/sql.py", "psycopg", False),
         ("sqlite.py", "snapshotd.catalog.schema", False),
         ("engine/sandbox/step.py", "snapshotd.daemon.http.api", False),
         ("daemon/wiring.py", "snapshotd.catalog.sqlite.SqliteCatalog", True),

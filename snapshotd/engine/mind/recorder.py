@@ -107,7 +107,8 @@ class Recorder:
     def end_step(self, opened: Open, call: ToolCall, details: dict[str, Any] | None = None) -> Snapshot:
         """Record the outcome of a tool call, with its snapshot."""
         self.check()
-        own = {**({SAID: opened.said} if opened.said else {}), **({BEYOND: True} if opened.beyond else {})}
+        beyond = opened.beyond or self.sandbox.use.commands  # a person's command may have changed these files, too
+        own = {**({SAID: opened.said} if opened.said else {}), **({BEYOND: True} if beyond else {})}
         ended = Ended(
             opened.entry.id, call.status, time.time_ns(), error=call.error, details={**own, **(details or {})}
         )
