@@ -105,6 +105,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "prune": "Give up the files of snapshots that no policy keeps, and free the space.",
         "check": "Verify the repository.",
         "repair": "Rebuild damaged parts of the repository from intact ones.",
+        "catalog": "Move the catalog between a file and a PostgreSQL database.",
     },
     "service": {
         "mcp": "Serve the daemon's verbs to an agent that speaks MCP.",
