@@ -40,8 +40,9 @@ from snapshotd.catalog.postgres.values import adapt
 from snapshotd.errors import InternalError, SnapshotdError, Unavailable, UsageError
 from snapshotd.kernel import turns
 
-_KEPT = 8
-"""Most idle connections that are kept."""
+_KEPT, _MOST = 8, 24
+"""Most idle connections that are kept; most that are open, so that a server's 100 are enough for several machines. A
+thread waits for one."""
 _WAIT_S = 10
 """Longest wait for the lock of the one writer, as with SQLite."""
 _DEFAULTS: dict[str, Any] = {
@@ -70,11 +71,14 @@ class _Session(psycopg.Connection[Row]):
 
 @dataclass(slots=True)
 class _Held:
-    """A thread's connection. `depth`: how often the thread holds `lock`; `writes`: within `transaction`."""
+    """A thread's connection. `depth`: how often the thread holds `lock`; `writes`: within `transaction`; `nests`, `alone`: as it
+    was asked for."""
 
     connection: _Session | None = None
     depth: int = 0
     writes: bool = False
+    nests: bool = False
+    alone: bool = False
 
 
 class PostgresDatabase:
@@ -96,9 +100,10 @@ class PostgresDatabase:
         self.name = f"the catalog in PostgreSQL ({_shown(given)})"
         self.lock = _Moment(self)
         self._address = make_conninfo(**{**_DEFAULTS, **given})
-        self._number = zlib.crc32(f"snapshotd {schema}".encode())
-        """The number of the advisory lock of this schema's writers."""
+        self._take_turn = f"SELECT pg_advisory_xact_lock({zlib.crc32(f'snapshotd {schema}'.encode())})"
+        """The advisory lock of this schema's writers, held until the end of the transaction."""
         self._guard = threading.Lock()
+        self._free = threading.BoundedSemaphore(_MOST)
         self._idle: list[_Session] = []
         self._closed = False
         self._threads = threading.local()
@@ -164,16 +169,22 @@ class PostgresDatabase:
     # -- transactions --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def transaction(self, *, alone: bool = True) -> Iterator[None]:
+    def transaction(self, *, alone: bool = True, nests: bool = False) -> Iterator[None]:
         """As in `CatalogDatabase`. With `alone=False` others write at the same time: each statement sees what was
-        committed before it, and an update of a row waits for another's."""
+        committed before it, and an update of a row waits for another's. With `nests=True` transactions of this thread
+        inside are parts of this one: what a method of the catalog writes there is committed with the rest, and is undone by
+        itself when it raises."""
         held = self._held()
+        if held.writes and held.nests:
+            with self._part(held, alone):
+                yield
+            return
         if held.writes or held.connection is not None:
             raise InternalError(
                 f"{self.name} cannot begin a transaction within another, or after a read under its lock"
             )
         self._retried(lambda connection: self._begin(connection, alone))
-        held.writes = True
+        held.writes, held.nests, held.alone = True, nests, alone
         try:
             yield
             failpoints.hit("catalog.postgres.commit")
@@ -182,6 +193,19 @@ class PostgresDatabase:
             held.writes = False
             self._release()
 
+    @contextmanager
+    def _part(self, held: _Held, alone: bool) -> Iterator[None]:
+        """A transaction within another."""
+        assert held.connection is not None
+        try:
+            if alone and not held.alone:
+                held.connection.execute(self._take_turn)
+                held.alone = True
+            with held.connection.transaction():
+                yield
+        except psycopg.Error as exc:
+            raise meaning(exc, self.name) from exc
+
     def _begin(self, connection: _Session, alone: bool) -> None:
         """Begin to write, with a number that tells afterwards whether it was committed."""
         if connection.has_tables and not connection.number:
@@ -189,7 +213,7 @@ class PostgresDatabase:
         connection.number += 1
         connection.execute("BEGIN")
         if alone:  # a statement of its own, so that the next one sees what the last writer has committed
-            connection.execute(f"SELECT pg_advisory_xact_lock({self._number})")
+            connection.execute(self._take_turn)
         if connection.has_tables:
             connection.execute(_MARK, (connection.token, connection.number))
 
@@ -213,7 +237,7 @@ class PostgresDatabase:
 
         def look(other: _Session) -> list[Row]:
             other.execute("BEGIN")
-            other.execute(f"SELECT pg_advisory_xact_lock({self._number})")
+            other.execute(self._take_turn)
             return other.execute(
                 "SELECT number FROM sessions WHERE token = $1 FOR UPDATE", (connection.token,)
             ).fetchall()
@@ -273,9 +297,7 @@ class PostgresDatabase:
         """Do the first work over a connection, which is the thread's then: twice if the connection had been broken."""
         held = self._held()
         while True:
-            connection = self._take()
-            used = connection is not None
-            held.connection = connection or self._connect()
+            held.connection, used = self._take()
             try:
                 return work(held.connection)
             except psycopg.Error as exc:
@@ -299,11 +321,18 @@ class PostgresDatabase:
             held = self._threads.held = _Held()
         return held
 
-    def _take(self) -> _Session | None:
-        with self._guard:
-            if self._closed:
-                raise InternalError(f"{self.name} was used after it was closed")
-            return self._idle.pop() if self._idle else None
+    def _take(self) -> tuple[_Session, bool]:
+        """A connection, and whether it has been used before."""
+        self._free.acquire()
+        try:
+            with self._guard:
+                if self._closed:
+                    raise InternalError(f"{self.name} was used after it was closed")
+                idle = self._idle.pop() if self._idle else None
+            return (idle, True) if idle is not None else (self._connect(), False)
+        except BaseException:
+            self._free.release()
+            raise
 
     def _release(self) -> None:
         """Take the connection from the thread, and what is not committed back."""
@@ -314,6 +343,7 @@ class PostgresDatabase:
                 if connection.info.transaction_status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN):
                     connection.execute("ROLLBACK")
             self._give_back(connection)
+            self._free.release()
 
     def _give_back(self, connection: _Session) -> None:
         with self._guard:
