@@ -47,11 +47,11 @@ _URLS = ("postgresql://", "postgres://")
 
 @dataclass(frozen=True, slots=True)
 class CopiedTable:
-    """A table that both have now. `digest`: SHA-256 of its rows, in their order."""
+    """A table that both have now. `sha256`: hash of its rows, in their order."""
 
     name: str
     row_count: int
-    digest: str
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ def migrate(
             arrived = _digest(table, _pages(new, table))
             if arrived != left:
                 raise DataLoss(
-                    f"table {table.name} has {arrived.row_count} rows with digest {arrived.digest[:12]} in {_shown(target)}, and "
-                    f"{left.row_count} with {left.digest[:12]} in {_shown(source)}: nothing was kept; report this"
+                    f"table {table.name} has {arrived.row_count} rows with the hash {arrived.sha256[:12]} in {_shown(target)}, and "
+                    f"{left.row_count} with {left.sha256[:12]} in {_shown(source)}: nothing was kept; report this"
                 )
         finish()
         hit("catalog.migrate.filled")

@@ -7,22 +7,25 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from snapshotd.catalog.base import Catalog
+from snapshotd.catalog.base import Catalog, seen_by
 from snapshotd.catalog.migration import TABLES
 from snapshotd.catalog.postgres.catalog import PostgresCatalog
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.daemon.lock import StateLock
 from snapshotd.daemon.wiring import migrate_catalog
-from snapshotd.errors import Conflict, DataLoss, NotFound
+from snapshotd.errors import Conflict, DataLoss, NotFound, SnapshotdError
 from snapshotd.failpoints import EXIT_CODE
 from snapshotd.scores import ExperimentBranch
-from snapshotd.types import BlobID, Compensation, Experiment, RequestKey, SnapshotState
+from snapshotd.terms import TENANT_VARIABLE
+from snapshotd.types import BlobID, Compensation, EntryKind, Experiment, RequestKey, Snapshot, SnapshotState
+from tests.json_words import faults
 from tests.postgres_server import PostgresServer
 from tests.records import World, committed, ended_entry, fork, make_approval, make_call, make_entry, started
 
@@ -51,6 +54,14 @@ def fill(catalog: Catalog) -> None:
         [ExperimentBranch("label", 0, "queued")],
         files=b"\0\xff tar",
     )
+    started(catalog, "hidden", env=(("A", ODD), (TENANT_VARIABLE, "acme"), ("B", "\U0001f600")))
+    usage = {"input_tokens": 7, "cost_usd": 0.5, "name": ODD}
+    asked = ended_entry(damaged, kind=EntryKind.MODEL, details={"usage": usage, "text": ODD})
+    done = ended_entry(damaged, details={"sub_agent": "helper \U0001f600", "text": ODD})
+    reused = make_call(id=done.id, arguments=done.arguments)
+    committed(catalog, damaged, entries=[asked, done], call=reused, warnings=(ODD,), refused=("host",))
+    gone, _ = started(catalog, "gone")
+    catalog.remove_trajectory(gone.id)
     for _ in World(catalog, random.Random(1)).grow(60):
         pass
 
@@ -58,13 +69,41 @@ def fill(catalog: Catalog) -> None:
 def seen(catalog: Catalog) -> list[Any]:
     """All that a catalog says."""
     found: list[Any] = [catalog.images.list(), catalog.trajectories(), catalog.tags(), catalog.approvals.list()]
-    for snapshot in catalog.all_snapshots():
-        found += [snapshot, list(catalog.conversation(snapshot.id)), list(catalog.journal(snapshot.id))]
-        found += [catalog.state(snapshot.id), catalog.compensations.get(snapshot.call.id)]
-    found += [catalog.unbound(line.id) for line in catalog.trajectories()]
-    found += [catalog.values.search("tenant", "space", now_ns=2), catalog.requests.find(RequestKey("key", "digest", 1))]
+    everything = list(catalog.all_snapshots())
+    ids = [snapshot.id for snapshot in everything]
+    for snapshot in everything:
+        found += [snapshot, catalog.resolve_snapshot(snapshot.id[:20]), catalog.state(snapshot.id)]
+        found += [list(catalog.conversation(snapshot.id)), list(catalog.conversation(snapshot.id, 1))]
+        found += [catalog.own_messages(snapshot.id), catalog.own_entries(snapshot.id), catalog.own_state(snapshot.id)]
+        found += [list(catalog.journal(snapshot.id)), list(catalog.journal(snapshot.id, ids[0]))]
+        found += [catalog.left_running(snapshot.id), catalog.record(snapshot.id)]
+        found += [catalog.compensations.get(snapshot.call.id), catalog.approvals.of_entry(snapshot.call.id)]
+        found += [catalog.find_entry(entry.id[:20]) for entry in catalog.own_entries(snapshot.id)]
+    for line in catalog.trajectories():
+        found += [catalog.unbound(line.id), catalog.snapshots(line.id, 3, before=4), catalog.count_snapshots(line.id)]
+        found += [catalog.resolve_trajectory(line.id[:20]), catalog.trajectories(line.status)]
+    with seen_by("acme"):
+        found += [[outcome(catalog.resolve_snapshot, snapshot.id[:20]) for snapshot in everything]]
+    found += [sorted(catalog.trajectories_of("acme")), sorted(catalog.trajectories_of("default"))]
+    found += [catalog.get_snapshots(ids), catalog.unstored(), sorted(catalog.referenced_layers())]
+    found += [sorted(catalog.unstored_blobs()), sorted(catalog.referenced_records()), catalog.get_meta("fact")]
+    found += [
+        catalog.figures.totals(),
+        catalog.figures.facts(ids),
+        catalog.figures.rows(2, 10),
+        catalog.figures.states(),
+    ]
+    found += [catalog.values.search("tenant", "space", now_ns=2), catalog.values.history("tenant", "space", ODD)]
+    found += [catalog.requests.find(RequestKey("key", "digest", 1)), catalog.removed_trajectories()]
     found += [catalog.experiments.list(), catalog.experiments.branches("trial"), catalog.experiments.files("trial")]
     return found
+
+
+def outcome(find: Callable[[str], Snapshot], ref: str) -> Snapshot | str:
+    try:
+        return find(ref)
+    except SnapshotdError as exc:
+        return f"{type(exc).__name__}: {exc}"
 
 
 @pytest.fixture
@@ -160,6 +199,7 @@ def test_a_migration_that_is_killed_leaves_nothing_and_can_be_repeated(
     done = run("--from", str(old), "--to", postgres_url, "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
+    assert list(faults(said, "object", "the answer")) == []
     assert said["row_count"] == sum(table["row_count"] for table in said["tables"]) > len(TABLES)
 
     new = tmp_path / "new.db"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.catalog import schema
 from snapshotd.catalog.database import TextBytes
 from snapshotd.catalog.postgres import driver
 from snapshotd.catalog.postgres.catalog import PostgresCatalog, open_database
@@ -31,6 +33,7 @@ from snapshotd.errors import (
     UsageError,
     VersionMismatch,
 )
+from snapshotd.failpoints import EXIT_CODE
 from tests.postgres_server import PostgresServer
 from tests.records import committed, started
 
@@ -392,6 +395,26 @@ def test_a_kill_in_the_midst_of_commits_leaves_whole_ones(own_server: PostgresSe
             catalog.remove_trajectory(line.id)
 
 
+@pytest.mark.parametrize("time", [1, 2, 3])
+def test_a_process_that_dies_before_its_commit_has_changed_nothing(
+    postgres: PostgresServer, postgres_url: str, time: int
+) -> None:
+    """At the image, at the trajectory, at a snapshot of it; and the next writer does not wait for the dead one."""
+    PostgresCatalog(postgres_url).close()
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, postgres_url],
+        env={**os.environ, "SNAPSHOTD_FAILPOINT": f"catalog.postgres.commit:{time + 1}"},  # the first opens the catalog
+        capture_output=True,
+        check=False,
+    )
+    assert child.returncode == EXIT_CODE
+    tables = ("images", "trajectories", "snapshots", "stacks", "messages")
+    found = [postgres.ask(f"SELECT count(*) FROM snapshotd.{table}")[0][0] for table in tables]
+    assert found == [[0, 0, 0, 0, 0], [1, 0, 0, 0, 0], [1, 1, 1, 1, 0]][time - 1]
+    with closing(PostgresCatalog(postgres_url)) as catalog:
+        committed(catalog, started(catalog)[1])
+
+
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
@@ -403,6 +426,28 @@ def test_a_newer_catalog_and_other_tables_are_refused(postgres: PostgresServer, 
     postgres.ask("DROP TABLE snapshotd.format")
     with pytest.raises(DataLoss, match="another program"):
         PostgresCatalog(postgres_url)
+
+
+def test_an_upgrade_is_all_or_nothing(
+    postgres: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(PostgresCatalog(postgres_url)) as catalog:
+        catalog.set_meta("kept", "yes")
+    newer = schema.VERSION + 1
+    monkeypatch.setattr(schema, "VERSION", newer)
+    good = "CREATE TABLE later (pk INTEGER PRIMARY KEY,\n a ANY REFERENCES meta\n) STRICT;"
+    monkeypatch.setattr(schema, "MIGRATIONS", {**schema.MIGRATIONS, newer: f"{good} CREATE TABLE meta (b TEXT);"})
+    with pytest.raises(InternalError, match="already exists"):
+        PostgresCatalog(postgres_url)
+    assert postgres.ask("SELECT version FROM snapshotd.format") == [(newer - 1,)]
+    assert postgres.ask("SELECT to_regclass('snapshotd.later')") == [(None,)]
+    monkeypatch.setattr(schema, "MIGRATIONS", {**schema.MIGRATIONS, newer: good})
+    with closing(PostgresCatalog(postgres_url)) as catalog:
+        assert catalog.get_meta("kept") == "yes"
+        with pytest.raises(InternalError, match="foreign key"), catalog.database.transaction():
+            catalog.database.write("INSERT INTO later (a) VALUES ('nothing')")
+    PostgresCatalog(postgres_url).close()
+    assert postgres.ask("SELECT version FROM snapshotd.format") == [(newer,)]
 
 
 def _raised(state: str) -> Callable[[PostgresDatabase], object]:
@@ -470,8 +515,6 @@ def test_the_daemon_and_the_commands_do_not_load_the_driver() -> None:
 
 def test_all_tables_have_their_references(postgres: PostgresServer, database: PostgresDatabase) -> None:
     """As many as `schema.py` names; those that may be open until the end of a transaction are so here, too."""
-    from snapshotd.catalog import schema
-
     found = postgres.ask(
         "SELECT condeferred FROM pg_constraint WHERE contype = 'f' AND connamespace = 'snapshotd'::regnamespace"
     )

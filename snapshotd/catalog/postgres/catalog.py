@@ -13,6 +13,9 @@ from snapshotd.errors import DataLoss, Unsupported, check_format
 if TYPE_CHECKING:
     from snapshotd.catalog.postgres.driver import PostgresDatabase
 
+_OLDEST = 7
+"""The first version that was in PostgreSQL."""
+
 
 class PostgresCatalog(SqlCatalog):
     def __init__(self, url: str, *, schema_name: str = "snapshotd") -> None:
@@ -24,33 +27,38 @@ class PostgresCatalog(SqlCatalog):
 
 
 def open_database(url: str, schema_name: str = "snapshotd") -> PostgresDatabase:
-    """Open the catalog's database, making the tables where there are none. Errors: as `PostgresDatabase`; Unsupported
-    (psycopg is missing), VersionMismatch (another version made the tables)."""
+    """Open the catalog's database, making the tables where there are none, and bringing those of an earlier version to
+    the present one. Errors: as `PostgresDatabase`; Unsupported
+    (psycopg is missing), VersionMismatch (a newer version made the tables)."""
     driver, tables = _modules()
     with closing(driver(url, schema_name)) as database, database.transaction():
         if not database.read("SELECT 1 FROM pg_namespace WHERE nspname = ?", (schema_name,)):
             database.run_script(f'CREATE SCHEMA "{schema_name}"')
         if not database.read("SELECT 1 FROM pg_tables WHERE schemaname = ? LIMIT 1", (schema_name,)):
-            database.run_script(tables())
-        check_version(database)
+            database.run_script(tables(0))
+        version = _read_version(database)
+        if version < schema.VERSION:
+            database.run_script(tables(version))
         database.write("DELETE FROM sessions WHERE used_at < now() - interval '1 day'")
     return driver(url, schema_name)  # its connections know of the tables
 
 
-def check_version(database: PostgresDatabase) -> None:
+def _read_version(database: PostgresDatabase) -> int:
     """DataLoss: no catalog is there; VersionMismatch."""
     if not database.read("SELECT 1 FROM pg_tables WHERE schemaname = ? AND tablename = 'format'", (database.schema,)):
         raise DataLoss(
             f"{database.name} has tables of another program in schema {database.schema}: use another database"
         )
     found = database.read_one("SELECT version FROM format")
-    check_format(database.name, int(found[0]) if found else 0, schema.VERSION)
+    version = int(found[0]) if found else 0
+    check_format(database.name, version, schema.VERSION, _OLDEST)
+    return version
 
 
 def count_on(database: PostgresDatabase) -> None:
     """Have new rows numbered behind all that are there. Inside a transaction of the caller."""
     numbered = database.read(
-        "SELECT table_name FROM information_schema.columns WHERE table_schema = ? AND is_identity = 'YES'",
+        "SELECT table_name FROM information_schema.columns WHERE table_schema = ? AND is_identity = 'YES' AND column_name = 'pk'",
         (database.schema,),
     )
     for (table,) in numbered:
@@ -59,7 +67,7 @@ def count_on(database: PostgresDatabase) -> None:
         )
 
 
-def _modules() -> tuple[type[PostgresDatabase], Callable[[], str]]:
+def _modules() -> tuple[type[PostgresDatabase], Callable[[int], str]]:
     """The driver and the tables; here and not at the top because few need the extra. Unsupported."""
     try:
         from snapshotd.catalog.postgres.driver import PostgresDatabase

@@ -76,9 +76,10 @@ CREATE TABLE sessions (                     -- see driver.py
 _KEYS = "CREATE INDEX keys_by_name ON keys (namespace, key);"
 
 
-def statements() -> str:
-    """SQL that makes the present version in an empty schema, which comes first in the search path."""
-    script, later = schema.tables(), []
+def statements(version: int = 0) -> str:
+    """SQL that makes the present version of an earlier one, or in an empty schema (0), which comes first in the search
+    path."""
+    script, later = schema.tables(version), []
     for old, new in _WORDS:
         script = re.sub(old, new, script)
     made: list[str] = []
@@ -93,5 +94,7 @@ def statements() -> str:
                     )
             statement = _REFERENCE.sub("", statement)
         made.append(statement)
-    version = f"INSERT INTO format VALUES ({schema.VERSION});"
-    return "\n".join([_FUNCTIONS, ";".join(made), *later, _KEYS, _BESIDE, version])
+    own = ";".join(made)
+    if version:
+        return "\n".join([own, *later, f"UPDATE format SET version = {schema.VERSION};"])
+    return "\n".join([_FUNCTIONS, own, *later, _KEYS, _BESIDE, f"INSERT INTO format VALUES ({schema.VERSION});"])

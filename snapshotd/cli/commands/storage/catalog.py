@@ -40,8 +40,8 @@ def migrate(ctx: click.Context, target: str, source: str | None, as_json: bool) 
 
     No daemon may run on the files. A file must not exist, a database must have no rows of a catalog: there is all or nothing
     of it afterwards, so after a failure the command can be repeated. The source stays as it is. A database needs
-    `pip install 'snapshotd[fleet]'`. With --json: {"row_count","tables":[{"name","row_count","digest"}]}; a digest is SHA-256
-    of the table's rows.
+    `pip install 'snapshotd[fleet]'`. With --json: {"row_count","tables":[{"name","row_count","sha256"}]}; the hash is
+    that of the table's rows.
     """
     from snapshotd.daemon import wiring
 
