@@ -20,7 +20,7 @@ from snapshotd.catalog.postgres.catalog import PostgresCatalog
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.daemon.lock import StateLock
 from snapshotd.daemon.wiring import migrate_catalog
-from snapshotd.errors import Conflict, DataLoss, NotFound, SnapshotdError
+from snapshotd.errors import Conflict, DataLoss, NotFound, OutOfSpace, SnapshotdError, Unavailable
 from snapshotd.failpoints import EXIT_CODE
 from snapshotd.scores import ExperimentBranch
 from snapshotd.terms import TENANT_VARIABLE
@@ -213,3 +213,32 @@ def test_a_migration_that_is_killed_leaves_nothing_and_can_be_repeated(
     )
     with closing(SqliteCatalog(old)) as first, closing(SqliteCatalog(new)) as second:
         assert seen(first) == seen(second)
+
+
+@pytest.mark.parametrize("table", ["images", "messages", "experiment_branches"])
+def test_a_server_that_dies_in_the_midst_leaves_nothing(tmp_path: Path, old: Path, table: str) -> None:
+    with closing(PostgresServer(durable=True)) as server:
+
+        def die(line: str) -> None:
+            if line.startswith(f"{table}:"):
+                server.kill()
+
+        with pytest.raises(Unavailable):
+            migrate_catalog(tmp_path, str(old), server.url, die)
+        server.start()
+        assert server.ask("SELECT count(*) FROM snapshotd.images") == [(0,)]
+        there = migrate_catalog(tmp_path, str(old), server.url, str)
+        if table == "messages":  # the other way: the last tables may be read already when it dies
+            with pytest.raises(Unavailable):
+                migrate_catalog(tmp_path, server.url, str(tmp_path / "new.db"), die)
+            assert [path.name for path in tmp_path.glob("new*")] == []
+            server.start()
+            assert migrate_catalog(tmp_path, server.url, str(tmp_path / "new.db"), str) == there
+
+
+def test_a_file_on_a_full_disk_leaves_nothing(small_disk: Path, tmp_path: Path, postgres_url: str) -> None:
+    with closing(PostgresCatalog(postgres_url)) as catalog:
+        committed(catalog, started(catalog)[1], "x" * 4_000_000)
+    with pytest.raises(OutOfSpace, match="free some space"):
+        migrate_catalog(tmp_path, postgres_url, str(small_disk / "new.db"), str)
+    assert list(small_disk.iterdir()) == []
