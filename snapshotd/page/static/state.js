@@ -46,7 +46,7 @@ function read() {
 for (const told of ["hashchange", "popstate"]) addEventListener(told, () => (place.value = read()));
 
 /** The address of a place. */
-export const link = (/** @type {string[]} */ ...parts) => `#/${parts.map((one) => encodeURIComponent(one.toWellFormed())).join("/")}`;
+export const link = (/** @type {string[]} */ ...parts) => `#/${parts.map((one) => encodeURIComponent(String(one).toWellFormed())).join("/")}`;
 
 /** Go to a place; `instead`: without a step in the browser's history. */
 export function go(/** @type {string[]} */ parts, instead = false) {
