@@ -130,5 +130,5 @@ class MemoryCoordination(Coordination):
     def _renewed(self, row: NodeLease) -> Renewed:
         claims = (protocol.claim_of(one) for one in self.owners.values())
         owned = frozenset(one for one in claims if one is not None and one.node == row.node)
-        late = [one for one in self.nodes.values() if protocol.is_late(one, self.now_ns, self.terms)]
+        late = [one for one in self.nodes.values() if one.until_ns < protocol.late_before(self.now_ns, self.terms)]
         return Renewed(row, owned, tuple(late))

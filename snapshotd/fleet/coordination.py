@@ -68,13 +68,13 @@ class PostgresCoordination(Coordination):
 
     def register(self, node: NodeID, host: str, after: int, *, seen: Sighting | None = None) -> Renewed:
         with self._db.transaction(alone=False):
-            before = self._lock_nodes(node).get(node)
-            now = protocol.register_node(before, node, host, after, self._now(), self.terms, seen)
+            before, now_ns = self._lock_nodes(node).get(node), self._now()
+            now = protocol.register_node(before, node, host, after, now_ns, self.terms, seen)
             if before is None:
                 made = self._write(
                     f"INSERT INTO {{}}.nodes ({_LEASE}, room, free_bytes, starting, starting_most)"
-                    " VALUES (?,?,?,?,?,'{}',0,0,0) ON CONFLICT DO NOTHING",
-                    _values(now),
+                    " VALUES (?,?,?,?,?,?,0,0,0) ON CONFLICT DO NOTHING",
+                    (*_values(now), "{}"),
                 )
                 if not made:
                     raise Conflict(
@@ -87,16 +87,16 @@ class PostgresCoordination(Coordination):
                     self._write_owner(adopted)
                     if adopted.fence != row.fence:
                         self._doubt_intents(row.trajectory)
-            return self._renewed(now)
+            return self._renewed(now, now_ns)
 
     def renew(self, node: NodeID, epoch: int, room: NodeRoom | None = None) -> Renewed:
         with self._db.transaction(alone=False):
-            now_ns = self._now()
-            row = protocol.renew_lease(self._lock_node(node), epoch, now_ns, self.terms)
+            before, now_ns = self._lock_node(node), self._now()
+            row = protocol.renew_lease(before, epoch, now_ns, self.terms)
             self._write_lease(row)
             if room is not None:
                 self._write_room(node, room, now_ns)
-            return self._renewed(row)
+            return self._renewed(row, now_ns)
 
     def watch(self, node: NodeID) -> NodeLease:
         return _one(
@@ -212,10 +212,15 @@ class PostgresCoordination(Coordination):
     def rooms(self) -> list[NodeRoom]:
         """The nodes and their room, as of each one's last renewal, less what is reserved. By name."""
         rows = self._read(
-            f"SELECT room, node, until_ns - {self._clock}, draining, free_bytes - reserved_bytes, starting + reserved, starting_most,"
-            " (SELECT count(*) FROM {}.owners o WHERE o.node = n.node) FROM {}.nodes n ORDER BY node"
+            f"SELECT room, node, until_ns - {self._clock}, draining, free_bytes - reserved_bytes, starting + reserved, starting_most"
+            " FROM {}.nodes ORDER BY node"
         )
         return [decode_room(*row) for row in rows]
+
+    def owned_counts(self) -> dict[NodeID, int]:
+        """The number of trajectories of each node that has any. Cost: all of them."""
+        rows = self._read("SELECT node, count(*) FROM {}.owners WHERE node IS NOT NULL GROUP BY node")
+        return {NodeID(node): count for node, count in rows}
 
     def reserve(self, node: NodeID, count: int, memory_bytes: int) -> str:
         """Reserve room for `count` sandboxes on a node, until its next renewals have had time to count them. Returns the
@@ -261,13 +266,10 @@ class PostgresCoordination(Coordination):
             (node,),
         )
 
-    def _renewed(self, row: NodeLease) -> Renewed:
+    def _renewed(self, row: NodeLease, now_ns: int) -> Renewed:
         claims = (protocol.claim_of(one) for one in self._owners("WHERE node = ?", row.node))
-        # As `protocol.is_late`, by the index.
-        late = self._read(
-            f"SELECT {_LEASE} FROM {{}}.nodes WHERE until_ns < {self._clock} + ?",
-            self.terms.ttl_ns - 2 * self.terms.renew_ns,
-        )
+        least_ns = protocol.late_before(now_ns, self.terms)
+        late = self._read(f"SELECT {_LEASE} FROM {{}}.nodes WHERE until_ns < ?", least_ns)  # a value, for the index
         ((draining,),) = self._read("SELECT draining FROM {}.nodes WHERE node = ?", row.node)
         owned = frozenset(claim for claim in claims if claim is not None)
         return Renewed(row, owned, tuple(_lease(one) for one in late), draining)

@@ -50,8 +50,6 @@ class NodeRoom:
     lease_ns: int = 0
     """Left of its lease."""
     draining: bool = False
-    owned: int = 0
-    """Trajectories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +176,7 @@ def encode_room(room: NodeRoom) -> str:
 
 
 def decode_room(
-    said: str, node: str, lease_ns: int, draining: bool, free_bytes: int, starting: int, starting_most: int, owned: int
+    said: str, node: str, lease_ns: int, draining: bool, free_bytes: int, starting: int, starting_most: int
 ) -> NodeRoom:
     """A room from its row. Unknown names of a newer version are left out."""
     known: dict[str, Any] = {name: value for name, value in json.loads(said).items() if name in _SAID}
@@ -191,6 +189,5 @@ def decode_room(
         starting_most=starting_most,
         lease_ns=lease_ns,
         draining=draining,
-        owned=owned,
         **known,
     )

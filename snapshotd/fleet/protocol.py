@@ -90,9 +90,9 @@ def renew_lease(row: NodeLease, epoch: int, now_ns: int, terms: LeaseTerms) -> N
     return replace(row, renewals=row.renewals + 1, until_ns=now_ns + terms.ttl_ns)
 
 
-def is_late(row: NodeLease, now_ns: int, terms: LeaseTerms) -> bool:
-    """True if a node has missed a renewal: others begin to watch it."""
-    return row.until_ns < now_ns + terms.ttl_ns - 2 * terms.renew_ns
+def late_before(now_ns: int, terms: LeaseTerms) -> int:
+    """A lease that ends before this moment has missed a renewal: others begin to watch its node."""
+    return now_ns + terms.ttl_ns - 2 * terms.renew_ns
 
 
 def check_epoch(row: NodeLease, epoch: int) -> None:

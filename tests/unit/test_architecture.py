@@ -52,6 +52,7 @@ FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("client", "trees"): ("git", "three_way"),  # the rules of a merge, for a folder of the user
     ("client", "store"): ("base", "open"),  # a cache of bundles has the address of a store
     ("integrations", "sqlite"): ("Database", "Form", "Row", "Value", "create", "creating"),  # files without a daemon
+    ("cli", "fleet"): ("base", "opening", "places"),  # the tables are looked at without a daemon
     ("fleet", "catalog"): ("database", "postgres.catalog", "postgres.driver"),  # its tables stand beside the catalog's
     ("engine", "secrets"): ("base", "configured", "redactor", "stream"),  # not which vault
 }

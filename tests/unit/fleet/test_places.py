@@ -130,6 +130,6 @@ def test_no_node_gets_more_than_it_has_and_nothing_fits_that_is_refused(
 
 def test_what_a_node_says_is_read_as_it_was() -> None:
     said = encode_room(replace(NODE, warm=frozenset({"b", "a"}), unpublished=3))
-    back = decode_room(said, "n", 1, False, 100, 0, 16, 0)
+    back = decode_room(said, "n", 1, False, 100, 0, 16)
     assert back == replace(NODE, warm=frozenset({"b", "a"}), unpublished=3)
-    assert decode_room('{"later": 1}', "n", 1, True, 1, 2, 3, 4).abilities == frozenset()
+    assert decode_room('{"later": 1}', "n", 1, True, 1, 2, 3).abilities == frozenset()
