@@ -170,6 +170,8 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "deepagents": ("integrations/deepagents/",),
     "opentelemetry": ("integrations/otel/",),
     "inspect_ai": ("integrations/inspect_ai/",),
+    "nemo_gym": ("integrations/nemo_gym/",),
+    "minisweagent": ("integrations/mini_swe_agent/",),
     "mcp": ("integrations/mcp/",),
     "mcp_types": ("integrations/mcp/",),  # comes with mcp
     "uvicorn": ("daemon/", "page/server.py", "integrations/mcp/", "integrations/e2b/"),
@@ -181,6 +183,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
         "integrations/mcp/",
         "integrations/openai_agents/",
         "integrations/inspect_ai/",
+        "integrations/mini_swe_agent/",
     ),  # comes with fastapi
     "anyio": ("daemon/", "integrations/mcp/"),  # comes with fastapi
     "requests": ("runtime/", "images/docker.py", "images/registry.py"),  # what docker raises; comes with it

@@ -38,6 +38,7 @@ OTHER_NAMES = {
 """Command to the client's method, where they do not have one name."""
 
 ONLY_COMMANDS = {
+    "catalog": "copies a catalog while no daemon has it",
     "completion": "prints a script for the user's shell",
     "daemon": "is the daemon; the client starts one by itself",
     "dial": "carries a connection of a client that comes through ssh",
