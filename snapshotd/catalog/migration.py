@@ -120,7 +120,7 @@ def _filling(
     if _is_url(place):
         database = postgres.open_database(place)
         with closing(database):
-            yield database, lambda: postgres.count_on(database)
+            yield database, lambda: postgres.settle(database)
         return
     path = Path(place)
     if path.exists():

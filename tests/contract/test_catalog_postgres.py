@@ -9,16 +9,20 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from snapshotd.catalog import schema
+from snapshotd.catalog.base import SnapshotRow
 from snapshotd.catalog.database import TextBytes
+from snapshotd.catalog.migration import migrate
 from snapshotd.catalog.postgres import driver
 from snapshotd.catalog.postgres.catalog import PostgresCatalog, open_database
 from snapshotd.catalog.postgres.driver import PostgresDatabase
+from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.errors import (
     Conflict,
     DataLoss,
@@ -34,8 +38,9 @@ from snapshotd.errors import (
     VersionMismatch,
 )
 from snapshotd.failpoints import EXIT_CODE
+from snapshotd.types import CallStatus, Ended, Message, RecordID, SnapshotState, TreeID
 from tests.postgres_server import PostgresServer
-from tests.records import committed, started
+from tests.records import begin, committed, ended_entry, follow, make_entry, make_image, started
 
 
 @pytest.fixture
@@ -212,6 +217,68 @@ def test_more_threads_than_connections_wait(postgres_url: str, monkeypatch: pyte
         assert max(counted) <= 3
 
 
+def test_no_statement_of_a_commit_or_lookup_scans(postgres_url: str, tmp_path: Path) -> None:
+    """Rows that were read one after the other, by what the server counts."""
+    path = tmp_path / "long.db"
+    with closing(SqliteCatalog(path)) as made:
+        image = make_image()
+        trajectory, first = begin(image, "long")
+        rows, line = [SnapshotRow(first)], [first]
+        for n in range(3000):
+            line.append(
+                follow(
+                    line[-1],
+                    messages=1,
+                    stack=first.stack,
+                    own_layers=0,
+                    state=SnapshotState.STORED,
+                    tree=TreeID("1" * 64),
+                )
+            )
+            entry = ended_entry(line[-2], snapshot=line[-1].id, number=n)
+            rows.append(SnapshotRow(line[-1], (Message("user", f"{n}"),), RecordID("2" * 64), (entry,), {"n": n}))
+        made.restore_rows([image], [replace(trajectory, head=line[-1].id, began=first.id)], rows)
+    migrate(str(path), postgres_url, str, lambda _: nullcontext())
+    head = line[-1]
+    with closing(PostgresCatalog(postgres_url)) as catalog:
+
+        def scanned(action: Callable[[], object]) -> int:
+            return -(count() - (action(), count())[1])
+
+        def count() -> int:
+            catalog.database.read("SELECT pg_stat_force_next_flush()")
+            sql = "SELECT coalesce(sum(seq_tup_read), 0)::bigint FROM pg_stat_user_tables WHERE relname <> 'sessions'"
+            return int(catalog.database.read(sql)[0][0])
+
+        open_entry = make_entry(head)
+        actions: dict[str, Callable[[], object]] = {
+            "begin": lambda: catalog.begin_entry(trajectory.id, open_entry),
+            "unbound": lambda: catalog.unbound(trajectory.id),
+            "commit": lambda: committed(catalog, head, "new", ended=Ended(open_entry.id, CallStatus.DONE, 5, "result")),
+            "fence": lambda: catalog.draw_fence(trajectory.id),
+            "prefix": lambda: catalog.resolve_snapshot(head.id[:12]),
+            "name": lambda: catalog.resolve_trajectory("long"),
+            "some": lambda: catalog.get_snapshots([one.id for one in line[5:25]]),
+            "newest": lambda: catalog.snapshots(trajectory.id, 50),
+            "messages": lambda: list(catalog.conversation(head.id, 2990)),
+            "journal": lambda: list(catalog.journal(head.id, line[-5].id)),
+            "own": lambda: (catalog.own_entries(head.id), catalog.own_messages(head.id), catalog.own_state(head.id)),
+            "figures": lambda: catalog.figures.facts([one.id for one in line[5:25]]),
+            "tag": lambda: catalog.tag(head.id, "tag"),
+            "unstored": lambda: (catalog.unstored(), catalog.unstored_blobs()),
+        }
+        assert scanned(lambda: catalog.database.read("SELECT sum(seq) FROM snapshots")) > 3000, "rows are counted"
+        costs = {name: scanned(action) for name, action in actions.items()}
+        assert {name: cost for name, cost in costs.items() if cost > 100} == {}
+        for _ in range(12):  # statements that came often are planned once for all values
+            actions["newest"](), actions["some"](), actions["messages"](), actions["journal"](), actions["figures"]()
+        assert {
+            name: cost
+            for name in actions
+            if name in ("newest", "some", "messages", "journal", "figures") and (cost := scanned(actions[name])) > 100
+        } == {}
+
+
 # -- a server that goes away -------------------------------------------------------------------------------------------
 
 
@@ -358,7 +425,7 @@ def test_a_commit_whose_outcome_nobody_can_say_is_called_so(proxy: CuttingProxy)
 CHILD = """
 import sys
 from snapshotd.catalog.postgres.catalog import PostgresCatalog
-from tests.records import committed, started
+from tests.records import begin, committed, ended_entry, follow, make_entry, make_image, started
 catalog = PostgresCatalog(sys.argv[1])
 _, head = started(catalog, "line")
 print("begun", flush=True)

@@ -702,3 +702,45 @@ def test_another_users_program_that_listens_at_the_daemons_place_is_told_nothing
             finally:
                 heard = listener.communicate()[0]
             assert set(heard.split()) <= {"b''"}, heard
+
+
+def test_a_place_of_sockets_that_no_command_can_enter() -> None:
+    """The user's own runtime directory with a mode that keeps its owner out, and a link to nothing: doctor, and each
+    command, name what is in the way."""
+    with ordinary_users(ids=[False]) as (user,):
+        shut, link = user.home / "shut", user.home / "link"
+        shut.mkdir()
+        os.chown(shut, user.id, user.id)
+        shut.chmod(0)
+        link.symlink_to("/nonexistent")
+        for place, reason in (
+            (shut, f"the mode 0000 of {shut} keeps that user out, whose it is; give it the mode 0700"),
+            (link, f"{link} is no directory: set XDG_RUNTIME_DIR"),
+        ):
+            user.env["XDG_RUNTIME_DIR"] = str(place)
+            assert reason in user.refused("ls")
+            (check,) = (one for one in json.loads(user("doctor", "--json", code=7)) if one["name"] == "sockets")
+            assert not check["ok"]
+            assert str(place) in check["detail"]
+
+
+def test_doctor_advises_a_range_that_nobody_has() -> None:
+    """Two users with the same ids could end each other's sandboxes."""
+    with ordinary_users(ids=[False]) as (user,):
+        (user._databases / "subuid").write_text("one:100000:65536\n")
+        (user._databases / "subgid").write_text("one:100000:65536\ntwo:165536:65536\n")
+        (check,) = (one for one in json.loads(user("doctor", "--json", code=None)) if one["name"] == "privileges")
+        assert "--add-subuids 231072-296607 --add-subgids 231072-296607" in check["fix"]
+
+
+def test_the_documented_command_removes_what_belongs_to_the_range(small_tar: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/install.md").read_text()
+    (words,) = (text for text in page.split("`") if text.endswith("rm -rf ~/.local/state/snapshotd"))
+    with ordinary_users(ids=[True]) as (user,):
+        user("image", "import", user.give(small_tar, "image.tar"), "--name", "base")
+        line = user("create", "--image", "base").strip()
+        user("exec", line, "--", "sh", "-c", "mkdir d; touch d/f; chmod 700 d")
+        user("daemon", "--stop")
+        user.run("sh", "-c", words)
+        assert not user.state_dir.exists()
+        user.nothing_left()

@@ -55,8 +55,9 @@ def _read_version(database: PostgresDatabase) -> int:
     return version
 
 
-def count_on(database: PostgresDatabase) -> None:
-    """Have new rows numbered behind all that are there. Inside a transaction of the caller."""
+def settle(database: PostgresDatabase) -> None:
+    """After many rows came with their numbers: number new ones behind them, and count what the planner goes by. Inside a
+    transaction of the caller."""
     numbered = database.read(
         "SELECT table_name FROM information_schema.columns WHERE table_schema = ? AND is_identity = 'YES' AND column_name = 'pk'",
         (database.schema,),
@@ -65,6 +66,7 @@ def count_on(database: PostgresDatabase) -> None:
         database.read(
             f"SELECT setval(pg_get_serial_sequence('\"{database.schema}\".{table}', 'pk'), max(pk)) FROM {table} HAVING max(pk) > 0"
         )
+        database.run_script(f"ANALYZE {table}")
 
 
 def _modules() -> tuple[type[PostgresDatabase], Callable[[int], str]]:

@@ -4,6 +4,8 @@ All is in a schema (a namespace of tables) of its own. Besides the tables it has
 functions and operators on JSON texts by the names that SQLite has for them. They take a text that PostgreSQL's own refuse
 (JSON with U+0000 or half a surrogate pair): there they see U+FFFD in place of those.
 
+`ROWS 10`: the planner takes a list for 1,000 values else, and reads the whole table for it.
+
 A key of the key-value store is too long for one entry of an index (2,704 bytes): `keys` is looked up by two of its three
 parts, and the one writer keeps it unique.
 """
@@ -60,7 +62,7 @@ $$ SELECT readable_json(doc) OPERATOR(pg_catalog.->>) place $$;
 CREATE OPERATOR -> (LEFTARG = text, RIGHTARG = text, FUNCTION = json_member);
 CREATE OPERATOR ->> (LEFTARG = text, RIGHTARG = text, FUNCTION = json_member_text);
 CREATE OPERATOR ->> (LEFTARG = text, RIGHTARG = int, FUNCTION = json_item_text);
-CREATE FUNCTION json_each(doc text) RETURNS TABLE (value text) LANGUAGE sql IMMUTABLE STRICT AS
+CREATE FUNCTION json_each(doc text) RETURNS TABLE (value text) LANGUAGE sql IMMUTABLE STRICT ROWS 10 AS
 $$ SELECT pg_catalog.json_array_elements_text(readable_json(doc)) $$;
 CREATE FUNCTION json_array_length(doc text) RETURNS bigint LANGUAGE sql IMMUTABLE STRICT AS
 $$ SELECT pg_catalog.json_array_length(doc::json)::bigint $$;

@@ -100,10 +100,9 @@ class SqlApprovals(ApprovalTable):
         check_unique(ref, [row[0] for row in found])
         return _decode(found[0])
 
-    def of_entry(self, entry_id: CallID) -> Approval | None:
-        row = self._db.read_one(
-            _APPROVAL_SELECT + "WHERE a.entry = ? ORDER BY a.pk DESC LIMIT 1", (rows.encode_text(entry_id),)
-        )
+    def of_entry(self, trajectory_id: TrajectoryID, entry_id: CallID) -> Approval | None:
+        where, newest = "WHERE a.entry = ? AND t.id = ?", "ORDER BY a.pk DESC LIMIT 1"
+        row = self._db.read_one(f"{_APPROVAL_SELECT} {where} {newest}", (rows.encode_text(entry_id), trajectory_id))
         return None if row is None else _decode(row)
 
     def decide(

@@ -23,7 +23,7 @@ from snapshotd.engine.base import (
 )
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
-from snapshotd.engine.events import completed
+from snapshotd.engine.events import Wait, completed
 from snapshotd.engine.mind.reuse import REPLIES, REUSE
 from snapshotd.engine.runs import folder_mode, inputs, ports, snapshot_now
 from snapshotd.engine.runs.creation import Creation, throw_away
@@ -116,13 +116,14 @@ class RunService:
             if not s.closed
         ]
 
-    def events(self, ref: str, *, follow: bool) -> Iterator[Event]:
-        """The events of a trajectory's run from its beginning. With `follow`, waits for more until `finished`."""
+    def events(self, ref: str, *, follow: Wait) -> Iterator[Event]:
+        """The events of a trajectory's run from its beginning. With `follow`, waits for more until `finished`, or until it
+        is false."""
         trajectory = self._catalog.resolve_trajectory(ref)
         last: Event | None = None
         for last in completed(self._context.events.follow(trajectory.id, wait=follow), self._output):
             yield last
-        if follow and last is not None and last["event"] != "finished":
+        if follow is not False and last is not None and last["event"] != "finished":
             yield {
                 "event": "finished",
                 "trajectory": trajectory.id,
@@ -192,9 +193,9 @@ class RunService:
         NotFound, Ambiguous; so do all that take `command`."""
         return self._sessions.commands.known.find(self._trajectory(ref), command)
 
-    def command_events(self, ref: str, command: str, *, follow: bool) -> Iterator[Event]:
+    def command_events(self, ref: str, command: str, *, follow: Wait) -> Iterator[Event]:
         """The events of a command from its beginning: `started`, `output`, `finished` (with `status`, `exit_code`,
-        `snapshot`). With `follow`, waits for more until `finished`. UsageError: it runs in the foreground, so its client
+        `snapshot`). `follow` is that of `events`. UsageError: it runs in the foreground, so its client
         has its input and output; `write_command` alike."""
         return self._sessions.commands.known.events(self._trajectory(ref), command, follow=follow)
 

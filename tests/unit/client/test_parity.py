@@ -43,6 +43,7 @@ ONLY_COMMANDS = {
     "daemon": "is the daemon; the client starts one by itself",
     "dial": "carries a connection of a client that comes through ssh",
     "doctor": "looks at the machine where no daemon can run",
+    "fleet": "asks the database of a fleet, and no daemon",
     "hooks": "writes the settings of programs of this machine",
     "login": "keeps a token on this machine",
     "logout": "forgets it",

@@ -64,16 +64,19 @@ def status(database: str, as_json: bool) -> int:
 @click.argument("node")
 @_database
 @click.option("--end", "ends", is_flag=True, help="Let the node be used again.")
-def drain(node: str, database: str, ends: bool) -> int:
+@json_option
+def drain(node: str, database: str, ends: bool, as_json: bool) -> int:
     """Give a node no more forks.
 
-    The node is told at its next renewal.
+    The node is told at its next renewal. With --json: {"node","draining"}.
     """
     from snapshotd.fleet.base import NodeID
     from snapshotd.fleet.opening import open_coordination
 
     with open_coordination(database) as coordination:
         coordination.drain_node(NodeID(node), draining=not ends)
+    if as_json:
+        print_json({"node": node, "draining": not ends})
     return 0
 
 
