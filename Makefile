@@ -32,7 +32,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 IS_ROOT := $(filter 0,$(shell id -u))
 # With these, a test that finds the capability missing fails instead of being skipped.
 ifneq ($(filter true 1,$(CI))$(IS_ROOT),)
-export SNAPSHOTD_REQUIRE ?= root,runc,slirp4netns,docker,fuse
+export SNAPSHOTD_REQUIRE ?= root,runc,slirp4netns,docker,fuse,postgres
 endif
 
 .PHONY: help demo test test-all check lint types bench plots bench-storage bench-compare bench-savers docs pictures setup clean

@@ -47,6 +47,9 @@ PLOTS = {
     "history": Plot("Time to store one commit, logarithmic", ("time per commit", "restic", "borg"), True),
     "rewind": Plot("A rewind of files and mind, in place", ("one file", "20,000 files")),
     "gateway": Plot("A model request of 100 KB", ("to the reply's head: p50", "whole request: p50")),
+    "fleet": Plot(
+        "A fleet of this many nodes: cost of each", ("placing a fork", "a reservation", "publishing", "a renewal")
+    ),
     "replay": Plot("Recorded calls, live and replayed", ("live", "replayed")),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
 import queue
 import threading
@@ -33,7 +34,8 @@ def at_once(items: Sequence[T], most: int, work: Callable[[T], R], *, thread: st
                 done.put((item, exc))
 
     for _ in range(min(most, len(items))):
-        threading.Thread(target=take, name=thread, daemon=True).start()
+        present = contextvars.copy_context()  # with the tenant that the caller sees
+        threading.Thread(target=present.run, args=(take,), name=thread, daemon=True).start()
     try:
         for _ in items:
             item, result = done.get()

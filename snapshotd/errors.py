@@ -14,6 +14,7 @@
       Diverged             13    409   a replayed program left the recorded path
       Undecided            14    409   an irreversible call may or may not have happened; a person has to decide
       Denied               15    403   a person or a policy said no
+      Unavailable          16    503   a service that is needed, a database for one, does not answer; try again
       SandboxFailed       125    502   the container could not be started or died (docker's 125)
       CommandNotRunnable  126    422   found, but it cannot be run (docker's 126)
       CommandNotFound     127    422   no such program in the sandbox (docker's 127)
@@ -132,6 +133,10 @@ class Denied(SnapshotdError):
     exit_code, http_status = 15, 403
 
 
+class Unavailable(SnapshotdError):
+    exit_code, http_status = 16, 503
+
+
 class DataLoss(SnapshotdError):
     exit_code, http_status = 20, 500
 
@@ -168,6 +173,7 @@ BY_CODE: dict[str, type[SnapshotdError]] = {
         Diverged,
         Undecided,
         Denied,
+        Unavailable,
         DataLoss,
         InternalError,
         SandboxFailed,

@@ -52,6 +52,8 @@ NAMES: tuple[str, ...] = (
     "layers.merge.built",
     "layers.evict.renamed",
     "layers.capture.copied",
+    "catalog.postgres.commit",
+    "catalog.migrate.filled",
     "repo.pack.written",
     "repo.pack.stored",
     "repo.index.committed",

@@ -66,7 +66,7 @@ CAPABILITIES: dict[str, Callable[[], str | None]] = {
     "compose": _compose,
     "qemu": lambda: _program("qemu-system-x86_64", "busybox", "mke2fs", "bsdtar", "apt-get"),
     "postgres": lambda: (
-        None if Path("/usr/lib/postgresql/15/bin/postgres").exists() else "Debian's PostgreSQL is missing"
+        None if any(Path("/usr/lib/postgresql").glob("*/bin/postgres")) else "Debian's PostgreSQL is missing"
     ),
     "chromium": lambda: _program("chromium"),
     "systemd": lambda: _program("systemctl", "systemd-analyze", "nsenter", "unshare"),

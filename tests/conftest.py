@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from tests.unit.daemon import process
 
 if TYPE_CHECKING:
     from tests.e2e.support import Snap
+    from tests.postgres_server import PostgresServer
 
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -199,3 +200,20 @@ def small_root() -> Iterator[Path]:
         yield root
     finally:
         shutil.rmtree(root)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A server for all tests of this process. It syncs nothing: a test that kills it starts its own."""
+    require("postgres")
+    from tests.postgres_server import PostgresServer  # few tests need the driver
+
+    with closing(PostgresServer()) as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> Iterator[str]:
+    """The address of a database of the session's server, without tables."""
+    yield postgres.url
+    postgres.ask("DROP SCHEMA IF EXISTS snapshotd CASCADE")

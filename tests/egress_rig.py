@@ -121,7 +121,7 @@ class _Web(socketserver.StreamRequestHandler):
 class Greeter(socketserver.ThreadingTCPServer):
     """A protocol in which the server speaks first."""
 
-    daemon_threads, allow_reuse_address = True, True
+    daemon_threads, allow_reuse_address, request_queue_size = True, True, 1024
 
 
 class _Greeting(socketserver.StreamRequestHandler):
@@ -157,6 +157,9 @@ class Internet:
         self.tls = {a: self._serve(lambda a=a: WebServer(a, 443, context)) for a in (GOOD, OTHER)}
         self.greeter = self._serve(lambda: Greeter((GOOD, 22), _Greeting))
         self._serve(lambda: Greeter((GOOD, 9000), _Source))
+        other_group = self._context(folder)
+        other_group.set_ecdh_curve("secp384r1")
+        self.asks_again = self._serve(lambda: WebServer(GOOD, 8443, other_group))
         self.own = self._serve(lambda: WebServer("127.0.0.1", 80), self._near)
         self.names.zone = {
             "good.example": [GOOD],

@@ -43,6 +43,8 @@ TIMEOUT_MAX_S = 366 * 86400.0
 """The longest timeout of a command."""
 PORT_CONNECTIONS_MAX = 256
 """Most connections to ports in sandboxes, of all clients together."""
+PORT_CONNECTIONS_SHARE = 64
+"""Most of one tenant's."""
 FORK_MAX = 256
 """Most sandboxes one fork may start."""
 PARALLEL_MAX = 256

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from snapshotd.catalog import rows
+from snapshotd.catalog.database import CatalogDatabase
 from snapshotd.catalog.entries import add_entry, bind_entries, end_entry
 from snapshotd.catalog.inserts import add_messages, add_snapshot, add_stack, add_trajectory
 from snapshotd.catalog.lines import add_line, position_of, save_state
 from snapshotd.catalog.lookup import no, snapshot_numbers
 from snapshotd.errors import Conflict, InternalError
-from snapshotd.sqlite import Database
 from snapshotd.terms import number_of
 from snapshotd.types import Ended, JournalEntry, Message, Snapshot, SnapshotID, Trajectory, TrajectoryID, short
 
@@ -33,7 +33,7 @@ class LineWriter(NamedTuple):
     head: SnapshotID
 
 
-def begin_trajectory(db: Database, trajectory: Trajectory, snapshot: Snapshot | None) -> None:
+def begin_trajectory(db: CatalogDatabase, trajectory: Trajectory, snapshot: Snapshot | None) -> None:
     """See `Catalog.add_trajectories`."""
     origin, messages = None, 0
     if trajectory.forked_from is not None:
@@ -53,7 +53,7 @@ def begin_trajectory(db: Database, trajectory: Trajectory, snapshot: Snapshot | 
     set_began(db, number, trajectory.began)
 
 
-def _begin_with(db: Database, trajectory: int, snapshot: Snapshot, origin: int | None) -> None:
+def _begin_with(db: CatalogDatabase, trajectory: int, snapshot: Snapshot, origin: int | None) -> None:
     """A trajectory's own first snapshot, which adds no messages."""
     continued = None if snapshot.continues is None else position_of(db, snapshot.continues)
     messages = 0 if continued is None else continued.messages
@@ -69,13 +69,13 @@ def _begin_with(db: Database, trajectory: int, snapshot: Snapshot, origin: int |
     _move_head(db, trajectory, add_snapshot(db, snapshot, place))
 
 
-def set_began(db: Database, trajectory: int, began: SnapshotID | None) -> None:
+def set_began(db: CatalogDatabase, trajectory: int, began: SnapshotID | None) -> None:
     """Set the snapshot at which a replay of a trajectory (in row `trajectory`) begins. NotFound."""
     if began is not None:
         db.write("UPDATE trajectories SET began = ? WHERE pk = ?", (snapshot_numbers(db, began)[0], trajectory))
 
 
-def writer(db: Database, trajectory_id: TrajectoryID, fence: int | None) -> LineWriter:
+def writer(db: CatalogDatabase, trajectory_id: TrajectoryID, fence: int | None) -> LineWriter:
     """NotFound; Conflict: another writer has a later fence."""
     row = db.read_one(_WRITER_SELECT, (trajectory_id,))
     if row is None:
@@ -90,7 +90,7 @@ def writer(db: Database, trajectory_id: TrajectoryID, fence: int | None) -> Line
 
 
 def commit(
-    db: Database,
+    db: CatalogDatabase,
     snapshot: Snapshot,
     messages: Sequence[Message],
     *,
@@ -121,7 +121,7 @@ def commit(
 
 
 def _place(
-    db: Database, snapshot: Snapshot, messages: int, own: LineWriter, state: dict[str, Any] | None
+    db: CatalogDatabase, snapshot: Snapshot, messages: int, own: LineWriter, state: dict[str, Any] | None
 ) -> tuple[rows.Place, int]:
     """The snapshot's place, and the number of messages that it keeps of the snapshot it continues."""
     row = db.read_one(_HEAD_SELECT, (own.head,))
@@ -145,5 +145,5 @@ def _place(
     return rows.Place(own.trajectory, line, head, stack, follows, saved), kept
 
 
-def _move_head(db: Database, trajectory: int, head: int) -> None:
+def _move_head(db: CatalogDatabase, trajectory: int, head: int) -> None:
     db.write("UPDATE trajectories SET head = ? WHERE pk = ?", (head, trajectory))

@@ -1,51 +1,67 @@
-"""The catalog's file: opened, made when there is none, and brought to the current schema. Knows no table."""
+"""The database below the catalog: what `snapshotd.sqlite.Database` and `postgres.driver.PostgresDatabase` both are.
+
+The catalog's SQL is written once, in words that both take: placeholders are `?`, or `?1` where a value comes twice;
+`->`, `->>`, `json_each` and `json_array_length` look into JSON texts (PostgreSQL has them from `postgres/schema.py`).
+A column that is ANY in `schema.py` takes a `TextBytes` where a text is not valid Unicode.
+
+Errors of every method: DataLoss (damaged), OutOfSpace, Conflict (another one has been writing for 10 s), NotPermitted,
+LimitExceeded (a value is too long), Unavailable (a server is away; in `transaction` nothing has changed, or the message
+says that this is not known), InternalError.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
-from snapshotd.catalog import schema
-from snapshotd.sqlite import Database, Form, create, creating, read_without_log
+from snapshotd.sqlite import Row, Value
 
-_REMEDY = "restore it from a backup, or make it again from the repository with `snapshotd daemon --rebuild-catalog`"
-_PRAGMAS = """
-PRAGMA foreign_keys = ON;
-PRAGMA cell_size_check = ON;   -- find damaged pages when they are read
-"""
-FORM = Form(
-    "the catalog",
-    schema.APPLICATION_ID,
-    schema.VERSION,
-    schema.OLDEST,
-    _REMEDY,
-    pragmas=_PRAGMAS,
-    checksums=True,
-    keeps_log=True,
-)
+__all__ = ["CatalogDatabase", "Row", "TextBytes", "Value"]
 
 
-def open_database(path: Path | Literal[":memory:"]) -> Database:
-    """Open the catalog, creating or migrating it as needed. Also: NotFound (no such folder)."""
-    if path != ":memory:":
-        with creating(f"{FORM.what} {path}"):
-            exists = path.exists()
-        if not exists:
-            create(path, FORM, schema.script(0))
-    database = Database(path, FORM)
-    try:
-        version = database.pragma("user_version")
-        if version < schema.VERSION:
-            with database.transaction():
-                database.write(schema.script(version))
-    except BaseException:
-        database.close()
-        raise
-    return database
+class TextBytes(bytes):
+    """UTF-8 with surrogates of a text that is not valid Unicode. Plain bytes are bytes."""
 
 
-def meta_in_file(path: Path, key: str) -> str | None:
-    """A named fact as the file alone has it, without its log; None if there is none. Changes nothing. DataLoss."""
-    tables = read_without_log(path, FORM, "SELECT 1 FROM sqlite_master WHERE name = 'meta'")
-    rows = read_without_log(path, FORM, "SELECT value FROM meta WHERE key = ?", (key,)) if tables else []
-    return str(rows[0][0]) if rows else None
+class CatalogDatabase(Protocol):
+    """All methods are thread-safe. Reads outside of `lock` and `transaction` see the latest commit, each its own."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any, bool | None]:
+        """Hold it to read several things as of one moment. It nests."""
+
+    def read(self, sql: str, values: Sequence[Value] = ()) -> list[Row]:
+        """Run one statement and return all its rows. Writing statements belong inside `transaction`."""
+
+    def read_one(self, sql: str, values: Sequence[Value] = ()) -> Row | None:
+        """The first row, or None."""
+
+    def read_page(self, sql: str, values: Sequence[Value], *, rows: int, size: int) -> list[Row]:
+        """The first rows: at most `rows`, ending early once their texts add up to `size` characters. Not for a holder
+        of `lock`."""
+
+    def insert(self, sql: str, values: Sequence[Value]) -> int:
+        """Run one INSERT and return the new row's number (`pk`)."""
+
+    def write(self, sql: str, values: Sequence[Value] = ()) -> int:
+        """Run one statement and return how many rows it changed."""
+
+    def write_many(self, sql: str, values: Iterable[Sequence[Value]]) -> None:
+        """Run one statement once per item."""
+
+    def transaction(self) -> AbstractContextManager[None, bool | None]:
+        """Writes inside become visible together at the end, or, on any exception, not at all. Does not nest. There is one
+        writer at a time, so what a transaction has read holds until its end."""
+
+    def flush(self) -> None:
+        """Return when everything committed so far survives power loss."""
+
+    def checkpoint(self) -> None:
+        """Put what was committed into the database's main file, where it has one."""
+
+    def problems(self) -> list[str]:
+        """The problems that the database's own checks find; [] if there are none. Reads the whole of it."""
+
+    def close(self) -> None:
+        """Idempotent. Any other call afterwards is a defect."""

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from snapshotd.catalog import rows
+from snapshotd.catalog.database import CatalogDatabase, Row
 from snapshotd.catalog.lookup import CANDIDATES, check_unique, id_range, no, searchable
 from snapshotd.errors import Conflict, InternalError, UsageError
-from snapshotd.sqlite import Database, Row
 from snapshotd.types import (
     ID_HEX_CHARS,
     CallID,
@@ -82,7 +82,7 @@ def decode_entry(row: Row) -> JournalEntry:
         )
 
 
-def get_entry(db: Database, entry_id: CallID) -> JournalEntry:
+def get_entry(db: CatalogDatabase, entry_id: CallID) -> JournalEntry:
     """See `Catalog.entry`."""
     row = db.read_one(ENTRY_SELECT + "WHERE e.id = ?", (entry_id,)) if searchable(entry_id) else None
     if row is None:
@@ -90,7 +90,7 @@ def get_entry(db: Database, entry_id: CallID) -> JournalEntry:
     return decode_entry(row)
 
 
-def find_entry(db: Database, ref: str) -> tuple[TrajectoryID, JournalEntry]:
+def find_entry(db: CatalogDatabase, ref: str) -> tuple[TrajectoryID, JournalEntry]:
     """See `Catalog.find_entry`."""
     found: list[Row] = []
     if ref and searchable(ref):
@@ -105,22 +105,27 @@ def find_entry(db: Database, ref: str) -> tuple[TrajectoryID, JournalEntry]:
     return TrajectoryID(found[0][1]), get_entry(db, CallID(found[0][0]))
 
 
-def unbound(db: Database, line: int) -> list[JournalEntry]:
+def unbound(db: CatalogDatabase, line: int) -> list[JournalEntry]:
     """The entries of a line that no snapshot binds."""
     numbers = db.read("SELECT pk FROM entries INDEXED BY entries_unbound WHERE line = ? AND snapshot IS NULL", (line,))
     chosen = rows.encode_json([number for (number,) in numbers])
-    found = db.read(ENTRY_SELECT + "WHERE e.pk IN (SELECT value FROM json_each(?)) ORDER BY e.number, e.pk", (chosen,))
+    found = db.read(
+        ENTRY_SELECT + "WHERE e.pk IN (SELECT CAST(value AS BIGINT) FROM json_each(?)) ORDER BY e.number, e.pk",
+        (chosen,),
+    )
     return [decode_entry(row) for row in found]
 
 
-def add_entry(db: Database, line: int, entry: JournalEntry) -> None:
+def add_entry(db: CatalogDatabase, line: int, entry: JournalEntry) -> None:
     """Insert an entry that no snapshot binds, as the latest of its line. Conflict: its id exists."""
     row = db.read_one("SELECT max(number) FROM entries WHERE line = ?", (line,))
     number = 0 if row is None or row[0] is None else row[0] + 1
     _insert(db, line, number, None, entry, rows.encode_json(entry.arguments))
 
 
-def restore_entries(db: Database, line: int, snapshot: Snapshot, number: int, entries: Sequence[JournalEntry]) -> None:
+def restore_entries(
+    db: CatalogDatabase, line: int, snapshot: Snapshot, number: int, entries: Sequence[JournalEntry]
+) -> None:
     """Insert the entries that a snapshot (in row `number`) binds, with the numbers they have. Conflict: an id
     exists."""
     own = rows.encode_json(snapshot.call.arguments)
@@ -133,7 +138,7 @@ def restore_entries(db: Database, line: int, snapshot: Snapshot, number: int, en
 
 
 def _insert(
-    db: Database, line: int, number: int, snapshot: int | None, entry: JournalEntry, arguments: str | None
+    db: CatalogDatabase, line: int, number: int, snapshot: int | None, entry: JournalEntry, arguments: str | None
 ) -> None:
     if not rows.ID.fullmatch(entry.id):
         raise UsageError(
@@ -167,7 +172,7 @@ def _insert(
     db.write(_INSERT, values)
 
 
-def end_entry(db: Database, trajectory: int, ended: Ended) -> None:
+def end_entry(db: CatalogDatabase, trajectory: int, ended: Ended) -> None:
     """Record the outcome of an open entry of a trajectory. NotFound: it is none."""
     row = db.read_one(
         "SELECT e.pk, e.details FROM entries e JOIN lines l ON l.pk = e.line WHERE e.id = ? AND e.status IS NULL AND l.trajectory = ?",
@@ -191,7 +196,7 @@ def end_entry(db: Database, trajectory: int, ended: Ended) -> None:
     )
 
 
-def bind_entries(db: Database, line: int, snapshot: Snapshot, number: int) -> None:
+def bind_entries(db: CatalogDatabase, line: int, snapshot: Snapshot, number: int) -> None:
     """Every ended entry of a line that no snapshot binds yet belongs to this one (in row `number`) from now on."""
     bound = db.write(
         "UPDATE entries INDEXED BY entries_unbound SET snapshot = ? WHERE line = ? AND snapshot IS NULL AND status > ''",

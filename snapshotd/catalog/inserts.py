@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from snapshotd.catalog import rows
+from snapshotd.catalog.database import CatalogDatabase
 from snapshotd.catalog.lookup import image_number, snapshot_numbers, tagged
 from snapshotd.catalog.tenancy import is_own
 from snapshotd.errors import Conflict, UsageError
-from snapshotd.sqlite import Database
 from snapshotd.types import KNOWN_NAME_PATTERN, Image, Message, RecordID, Snapshot, SnapshotID, Stack, Trajectory, short
 
 
-def add_image(db: Database, image: Image) -> None:
+def add_image(db: CatalogDatabase, image: Image) -> None:
     """See `Catalog.add_image`."""
     if db.read("SELECT 1 FROM images WHERE id = ?", (image.id,)):
         raise Conflict(f"image {image.id} is in the catalog already: use it as it is")
@@ -20,7 +20,7 @@ def add_image(db: Database, image: Image) -> None:
     db.write(rows.IMAGE_INSERT, rows.image_values(image))
 
 
-def add_trajectory(db: Database, trajectory: Trajectory, forked_from: int | None) -> int:
+def add_trajectory(db: CatalogDatabase, trajectory: Trajectory, forked_from: int | None) -> int:
     """Insert a trajectory whose head is `forked_from`, or (None) has to be set before the transaction ends. Returns its
     row. Conflict when its name or id is taken; NotFound (its image)."""
     if trajectory.name is not None:
@@ -45,14 +45,14 @@ def add_trajectory(db: Database, trajectory: Trajectory, forked_from: int | None
     return db.insert(rows.TRAJECTORY_INSERT, values)
 
 
-def add_stack(db: Database, stack: Stack) -> int:
+def add_stack(db: CatalogDatabase, stack: Stack) -> int:
     """Insert a stack; its row. NotFound (its image)."""
     return db.insert(
         "INSERT INTO stacks (image, layers) VALUES (?,?)", (image_number(db, stack.image), rows.encode_layers(stack))
     )
 
 
-def add_snapshot(db: Database, snapshot: Snapshot, place: rows.Place, record: RecordID | None = None) -> int:
+def add_snapshot(db: CatalogDatabase, snapshot: Snapshot, place: rows.Place, record: RecordID | None = None) -> int:
     """Insert a snapshot with its tags, not yet as the head of a trajectory. Returns its row. NotFound (its base),
     Conflict (a tag is taken)."""
     base = None
@@ -72,16 +72,16 @@ def add_snapshot(db: Database, snapshot: Snapshot, place: rows.Place, record: Re
 WARNINGS, REFUSED = "warnings", "refused"
 
 
-def set_sentences(db: Database, kind: str, snapshot: SnapshotID, sentences: Sequence[str]) -> None:
+def set_sentences(db: CatalogDatabase, kind: str, snapshot: SnapshotID, sentences: Sequence[str]) -> None:
     """See `Snapshot.warnings` and `Snapshot.refused`. They are rare, so they have no column: `meta` has them."""
     key = f"{kind}/{snapshot}"
     if sentences:
-        db.write("INSERT OR REPLACE INTO meta VALUES (?,?)", (key, rows.encode_json(list(sentences))))
+        db.write(rows.META_INSERT, (key, rows.encode_json(list(sentences))))
     else:
         db.write("DELETE FROM meta WHERE key = ?", (key,))
 
 
-def add_tag(db: Database, snapshot: int, name: str, *, move: bool) -> None:
+def add_tag(db: CatalogDatabase, snapshot: int, name: str, *, move: bool) -> None:
     """See `Catalog.tag`."""
     if not KNOWN_NAME_PATTERN.fullmatch(name):
         raise UsageError(
@@ -107,7 +107,7 @@ def _taken(name: str) -> Conflict:
     return Conflict(f"the name {name} is taken: choose another")
 
 
-def add_messages(db: Database, line: int, position: int, messages: Sequence[Message]) -> None:
+def add_messages(db: CatalogDatabase, line: int, position: int, messages: Sequence[Message]) -> None:
     """Append to a line's conversation, from `position` on."""
     db.write_many(
         rows.MESSAGE_INSERT, ((line, position + n, *rows.encode_message(message)) for n, message in enumerate(messages))

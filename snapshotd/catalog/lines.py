@@ -12,17 +12,17 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from snapshotd.catalog import rows
+from snapshotd.catalog.database import CatalogDatabase
 from snapshotd.catalog.entries import ENTRY_SELECT, decode_entry
 from snapshotd.catalog.lookup import no, snapshot_numbers
 from snapshotd.errors import DataLoss
-from snapshotd.sqlite import Database
 from snapshotd.types import JournalEntry, Message, SnapshotID, short
 
 PAGE_ROWS = 500
 PAGE_CHARS = 1 << 20
 
 
-def add_line(db: Database, trajectory: int, origin: int | None, kept: int) -> int:
+def add_line(db: CatalogDatabase, trajectory: int, origin: int | None, kept: int) -> int:
     """Begin a line; its row."""
     return db.insert("INSERT INTO lines (trajectory, forked_from, kept) VALUES (?,?,?)", (trajectory, origin, kept))
 
@@ -36,7 +36,7 @@ class Position(NamedTuple):
     state: int | None
 
 
-def position_of(db: Database, snapshot_id: SnapshotID) -> Position:
+def position_of(db: CatalogDatabase, snapshot_id: SnapshotID) -> Position:
     """NotFound."""
     row = db.read_one("SELECT pk, line, messages, agent_state FROM snapshots WHERE id = ?", (snapshot_id,))
     if row is None:
@@ -47,11 +47,11 @@ def position_of(db: Database, snapshot_id: SnapshotID) -> Position:
 # -- conversations -----------------------------------------------------------------------------------------------------
 
 
-def own_messages(db: Database, snapshot_id: SnapshotID) -> list[Message]:
+def own_messages(db: CatalogDatabase, snapshot_id: SnapshotID) -> list[Message]:
     """See `Catalog.own_messages`."""
     row = db.read_one(
-        "SELECT s.line, iif(p.line = s.line, p.messages, l.kept), s.messages FROM snapshots s JOIN lines l ON l.pk = s.line"
-        " LEFT JOIN snapshots p ON p.pk = coalesce(s.follows, s.parent) WHERE s.id = ?",
+        "SELECT s.line, CASE WHEN p.line = s.line THEN p.messages ELSE l.kept END, s.messages"
+        " FROM snapshots s JOIN lines l ON l.pk = s.line LEFT JOIN snapshots p ON p.pk = coalesce(s.follows, s.parent) WHERE s.id = ?",
         (snapshot_id,),
     )
     if row is None:
@@ -59,7 +59,7 @@ def own_messages(db: Database, snapshot_id: SnapshotID) -> list[Message]:
     return list(_messages(db, snapshot_id, [row]))
 
 
-def conversation(db: Database, snapshot_id: SnapshotID, start: int) -> Iterator[Message]:
+def conversation(db: CatalogDatabase, snapshot_id: SnapshotID, start: int) -> Iterator[Message]:
     """See `Catalog.conversation`."""
     segments = []
     with db.lock:
@@ -78,7 +78,7 @@ def conversation(db: Database, snapshot_id: SnapshotID, start: int) -> Iterator[
     return _messages(db, snapshot_id, segments[::-1])
 
 
-def _messages(db: Database, snapshot_id: SnapshotID, segments: list[Any]) -> Iterator[Message]:
+def _messages(db: CatalogDatabase, snapshot_id: SnapshotID, segments: list[Any]) -> Iterator[Message]:
     for line, position, end in segments:
         while position < end:
             page = db.read_page(
@@ -99,7 +99,7 @@ def _messages(db: Database, snapshot_id: SnapshotID, segments: list[Any]) -> Ite
 # -- the agent's state -------------------------------------------------------------------------------------------------
 
 
-def save_state(db: Database, content: str | None, before: int | None) -> int | None:
+def save_state(db: CatalogDatabase, content: str | None, before: int | None) -> int | None:
     """The row of a state; `before` where it is None or the same as there."""
     if content is None or db.read("SELECT 1 FROM states WHERE pk = ? AND content = ?", (before, content)):
         return before
@@ -108,7 +108,7 @@ def save_state(db: Database, content: str | None, before: int | None) -> int | N
     return db.insert("INSERT INTO states (content) VALUES (?)", (content,))
 
 
-def state_of(db: Database, snapshot_id: SnapshotID) -> dict[str, Any]:
+def state_of(db: CatalogDatabase, snapshot_id: SnapshotID) -> dict[str, Any]:
     """See `Catalog.state`."""
     row = db.read_one(
         "SELECT s.id, k.content FROM snapshots s LEFT JOIN states k ON k.pk = s.agent_state WHERE s.id = ?",
@@ -120,10 +120,10 @@ def state_of(db: Database, snapshot_id: SnapshotID) -> dict[str, Any]:
         return {} if row[1] is None else dict(json.loads(row[1]))
 
 
-def own_state(db: Database, snapshot_id: SnapshotID) -> dict[str, Any] | None:
+def own_state(db: CatalogDatabase, snapshot_id: SnapshotID) -> dict[str, Any] | None:
     """See `Catalog.own_state`."""
     row = db.read_one(
-        "SELECT s.agent_state IS NOT p.agent_state FROM snapshots s LEFT JOIN snapshots p ON p.pk = coalesce(s.follows, s.parent)"
+        "SELECT s.agent_state IS DISTINCT FROM p.agent_state FROM snapshots s LEFT JOIN snapshots p ON p.pk = coalesce(s.follows, s.parent)"
         " WHERE s.id = ?",
         (snapshot_id,),
     )
@@ -143,7 +143,7 @@ class _Segment(NamedTuple):
     last: int
 
 
-def own_entries(db: Database, snapshot_id: SnapshotID) -> list[JournalEntry]:
+def own_entries(db: CatalogDatabase, snapshot_id: SnapshotID) -> list[JournalEntry]:
     """See `Catalog.own_entries`."""
     with db.lock:
         number, _ = snapshot_numbers(db, snapshot_id)
@@ -151,12 +151,12 @@ def own_entries(db: Database, snapshot_id: SnapshotID) -> list[JournalEntry]:
     return [decode_entry(row) for row in found]
 
 
-def journal(db: Database, snapshot_id: SnapshotID, since: SnapshotID | None) -> Iterator[JournalEntry]:
+def journal(db: CatalogDatabase, snapshot_id: SnapshotID, since: SnapshotID | None) -> Iterator[JournalEntry]:
     """See `Catalog.journal`."""
     return _entries(db, snapshot_id, _segments(db, snapshot_id, since))
 
 
-def left_running(db: Database, snapshot_id: SnapshotID, since: SnapshotID | None) -> list[JournalEntry]:
+def left_running(db: CatalogDatabase, snapshot_id: SnapshotID, since: SnapshotID | None) -> list[JournalEntry]:
     """See `Catalog.left_running`."""
     with db.lock:
         found = [
@@ -171,7 +171,7 @@ def left_running(db: Database, snapshot_id: SnapshotID, since: SnapshotID | None
     return [decode_entry(row) for row in found]
 
 
-def _segments(db: Database, snapshot_id: SnapshotID, since: SnapshotID | None) -> list[_Segment]:
+def _segments(db: CatalogDatabase, snapshot_id: SnapshotID, since: SnapshotID | None) -> list[_Segment]:
     """The parts of lines that lead to a snapshot, the oldest first. NotFound."""
     segments = []
     with db.lock:
@@ -189,7 +189,7 @@ def _segments(db: Database, snapshot_id: SnapshotID, since: SnapshotID | None) -
     return segments[::-1]
 
 
-def _entries(db: Database, snapshot_id: SnapshotID, segments: list[_Segment]) -> Iterator[JournalEntry]:
+def _entries(db: CatalogDatabase, snapshot_id: SnapshotID, segments: list[_Segment]) -> Iterator[JournalEntry]:
     for segment in segments:
         bounds = db.read_one(  # so that the pages below do not look at entries far outside
             "SELECT min(e.number), max(e.number) FROM snapshots s JOIN entries e ON e.snapshot = s.pk"

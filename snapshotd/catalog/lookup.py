@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from snapshotd.catalog import rows
+from snapshotd.catalog.database import CatalogDatabase, Row
 from snapshotd.catalog.tenancy import is_own, owned
 from snapshotd.errors import Ambiguous, NotFound, UsageError
-from snapshotd.sqlite import Database, Row
 from snapshotd.types import (
     ID_FORM,
     ID_HEX_CHARS,
@@ -22,17 +22,17 @@ _AFTER_ALL = "\U0010ffff"
 """Sorts after every character of an id, so that [prefix, prefix + this) is a range of the id's index."""
 
 
-def image_number(db: Database, image_id: ImageID) -> int:
+def image_number(db: CatalogDatabase, image_id: ImageID) -> int:
     """An image's row. NotFound."""
     return _number(db, "image", image_id)
 
 
-def trajectory_number(db: Database, trajectory_id: TrajectoryID) -> int:
+def trajectory_number(db: CatalogDatabase, trajectory_id: TrajectoryID) -> int:
     """A trajectory's row. NotFound."""
     return _number(db, "trajectory", trajectory_id)
 
 
-def _number(db: Database, kind: str, row_id: str) -> int:
+def _number(db: CatalogDatabase, kind: str, row_id: str) -> int:
     row = db.read_one(
         "SELECT pk FROM images WHERE id = ?" if kind == "image" else "SELECT pk FROM trajectories WHERE id = ?",
         (row_id,),
@@ -42,7 +42,7 @@ def _number(db: Database, kind: str, row_id: str) -> int:
     return int(row[0])
 
 
-def snapshot_numbers(db: Database, snapshot_id: SnapshotID) -> tuple[int, int]:
+def snapshot_numbers(db: CatalogDatabase, snapshot_id: SnapshotID) -> tuple[int, int]:
     """A snapshot's row and the length of its conversation. NotFound."""
     row = db.read_one("SELECT pk, messages FROM snapshots WHERE id = ?", (snapshot_id,))
     if row is None:
@@ -50,7 +50,7 @@ def snapshot_numbers(db: Database, snapshot_id: SnapshotID) -> tuple[int, int]:
     return row[0], row[1]
 
 
-def tagged(db: Database, name: str) -> Row | None:
+def tagged(db: CatalogDatabase, name: str) -> Row | None:
     """(snapshot id, trajectory id, snapshot's row) of the snapshot that has a tag, of any tenant."""
     return db.read_one(
         "SELECT s.id, t.id, s.pk FROM tags g JOIN snapshots s ON s.pk = g.snapshot JOIN trajectories t ON t.pk = s.trajectory"
@@ -59,20 +59,20 @@ def tagged(db: Database, name: str) -> Row | None:
     )
 
 
-def owner(db: Database, name: str) -> Row | None:
+def owner(db: CatalogDatabase, name: str) -> Row | None:
     """(id of its head, id) of the trajectory that has a name, of any tenant."""
     return db.read_one(
         "SELECT s.id, t.id FROM trajectories t JOIN snapshots s ON s.pk = t.head WHERE t.name = ?", (name,)
     )
 
 
-def own_tag(db: Database, name: str) -> Row | None:
+def own_tag(db: CatalogDatabase, name: str) -> Row | None:
     """The same as `tagged`, if the present tenant may know of it."""
     found = tagged(db, name)
     return found if found is not None and is_own(db, found[1]) else None
 
 
-def find(db: Database, wanted: str, ref: str) -> Row:
+def find(db: CatalogDatabase, wanted: str, ref: str) -> Row:
     """(snapshot id, trajectory id, ...) that `ref` means to the present tenant: an exact id before all, then a name, then the
     beginning of an id. NotFound. Ambiguous: it fits several, also a name that an older version gave and the beginning of an id."""
     if not ref or not searchable(ref):
@@ -92,7 +92,7 @@ def find(db: Database, wanted: str, ref: str) -> Row:
     return called
 
 
-def named(db: Database, ref: str) -> Row | None:
+def named(db: CatalogDatabase, ref: str) -> Row | None:
     """(snapshot id, trajectory id, ...) of the row with exactly the name `ref`. Ambiguous: an older version gave it to
     a snapshot and to a trajectory."""
     tag, name = own_tag(db, ref), owner(db, ref)
@@ -106,7 +106,7 @@ def named(db: Database, ref: str) -> Row | None:
     return tag or name
 
 
-def _begun(db: Database, ref: str) -> list[Row]:
+def _begun(db: CatalogDatabase, ref: str) -> list[Row]:
     """(id, snapshot id, trajectory id) of snapshots and trajectories whose id begins with `ref`: enough to tell whether
     it is one."""
     condition, values = owned()

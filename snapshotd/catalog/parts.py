@@ -89,8 +89,8 @@ class ApprovalTable(ABC):
         """By unique id prefix (>= 4 characters), of a trajectory that the present tenant sees. NotFound, Ambiguous."""
 
     @abstractmethod
-    def of_entry(self, entry_id: CallID) -> Approval | None:
-        """The latest approval that was asked for a call."""
+    def of_entry(self, trajectory_id: TrajectoryID, entry_id: CallID) -> Approval | None:
+        """The latest approval that was asked for a call of a trajectory."""
 
     @abstractmethod
     def decide(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from snapshotd.catalog import rows
+from snapshotd.catalog.database import CatalogDatabase, Row
 from snapshotd.catalog.inserts import REFUSED, WARNINGS
-from snapshotd.catalog.lookup import no
+from snapshotd.catalog.lookup import id_range, no
 from snapshotd.errors import Conflict
-from snapshotd.sqlite import Database, Row
 from snapshotd.types import TrajectoryID, short
 
 _USERS = (
@@ -41,7 +41,7 @@ _REMOVED = "removed/"
 """Begin of the names of facts, one for each removed trajectory whose id is still known."""
 
 
-def check_removable(db: Database, trajectory_id: TrajectoryID, gone: Collection[TrajectoryID] = ()) -> int:
+def check_removable(db: CatalogDatabase, trajectory_id: TrajectoryID, gone: Collection[TrajectoryID] = ()) -> int:
     """See `Catalog.check_removable`. Returns the trajectory's number."""
     row = db.read_one("SELECT pk FROM trajectories WHERE id = ?", (trajectory_id,))
     if row is None:
@@ -67,7 +67,7 @@ def check_removable(db: Database, trajectory_id: TrajectoryID, gone: Collection[
     return int(row[0])
 
 
-def remove_trajectory(db: Database, trajectory_id: TrajectoryID) -> None:
+def remove_trajectory(db: CatalogDatabase, trajectory_id: TrajectoryID) -> None:
     """See `Catalog.remove_trajectory`."""
     own: Row = (check_removable(db, trajectory_id),)
     db.write(  # a stored snapshot needs no base; a lost one could only be derived from all of its layers
@@ -103,21 +103,21 @@ def remove_trajectory(db: Database, trajectory_id: TrajectoryID) -> None:
         db.write(f"DELETE FROM {table} WHERE trajectory = ?", own)
     for table, column, numbers in (("stacks", "stack", stacks), ("states", "agent_state", states)):
         db.write(
-            f"DELETE FROM {table} WHERE pk IN (SELECT value FROM json_each(?))"
+            f"DELETE FROM {table} WHERE pk IN (SELECT CAST(value AS BIGINT) FROM json_each(?))"
             f" AND NOT EXISTS (SELECT 1 FROM snapshots s WHERE s.{column} = {table}.pk)",
             (numbers,),
         )
 
 
-def removed_trajectories(db: Database) -> set[TrajectoryID]:
+def removed_trajectories(db: CatalogDatabase) -> set[TrajectoryID]:
     """See `Catalog.removed_trajectories`."""
     return {
         TrajectoryID(key.removeprefix(_REMOVED))
-        for (key,) in db.read("SELECT key FROM meta WHERE key GLOB ? || '*'", (_REMOVED,))
+        for (key,) in db.read("SELECT key FROM meta WHERE key >= ? AND key < ?", id_range(_REMOVED))
     }
 
 
-def forget_removed(db: Database, trajectories: Collection[TrajectoryID]) -> None:
+def forget_removed(db: CatalogDatabase, trajectories: Collection[TrajectoryID]) -> None:
     """See `Catalog.forget_removed`."""
     ids = rows.encode_json(list(trajectories))
     db.write("DELETE FROM meta WHERE key IN (SELECT ? || value FROM json_each(?))", (_REMOVED, ids))

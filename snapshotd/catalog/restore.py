@@ -7,18 +7,18 @@ from collections.abc import Iterable, Sequence
 from snapshotd.catalog import rows
 from snapshotd.catalog.base import SnapshotRow
 from snapshotd.catalog.commits import set_began
+from snapshotd.catalog.database import CatalogDatabase
 from snapshotd.catalog.entries import restore_entries
 from snapshotd.catalog.inserts import add_image, add_messages, add_snapshot, add_stack, add_trajectory
 from snapshotd.catalog.lines import Position, add_line, position_of, save_state
 from snapshotd.catalog.lookup import snapshot_numbers, trajectory_number
 from snapshotd.errors import Conflict, InternalError
-from snapshotd.sqlite import Database
 from snapshotd.terms import number_of
 from snapshotd.types import Image, Snapshot, SnapshotID, Stack, Trajectory, TrajectoryID
 
 
 def restore_rows(
-    db: Database, images: Iterable[Image], trajectories: Sequence[Trajectory], snapshots: Iterable[SnapshotRow]
+    db: CatalogDatabase, images: Iterable[Image], trajectories: Sequence[Trajectory], snapshots: Iterable[SnapshotRow]
 ) -> None:
     """See `Catalog.restore_rows`."""
     for image in images:
@@ -32,7 +32,7 @@ def restore_rows(
         _connect(db, trajectory)
 
 
-def _connect(db: Database, trajectory: Trajectory) -> None:
+def _connect(db: CatalogDatabase, trajectory: Trajectory) -> None:
     """Give a trajectory its head, origin, beginning and, where it has no snapshot of its own, its line."""
     own = trajectory_number(db, trajectory.id)
     origin, messages = (None, 0) if trajectory.forked_from is None else snapshot_numbers(db, trajectory.forked_from)
@@ -48,7 +48,7 @@ def _connect(db: Database, trajectory: Trajectory) -> None:
 class _Snapshots:
     """Snapshots in an order in which each comes after the ones that it names."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: CatalogDatabase) -> None:
         self._db = db
         self._owners: dict[TrajectoryID, int] = {}
         self._stacks: dict[SnapshotID, tuple[Stack, int]] = {}

@@ -9,12 +9,14 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+from snapshotd.catalog.database import TextBytes
 from snapshotd.errors import DataLoss, LimitExceeded, UsageError
 from snapshotd.types import (
     ID_HEX_CHARS,
     AgentSpec,
+    BlobID,
     CallStatus,
     DamagedOutput,
     FileChanges,
@@ -24,6 +26,7 @@ from snapshotd.types import (
     Limits,
     Message,
     Network,
+    OutputKind,
     RecordID,
     SandboxSpec,
     Snapshot,
@@ -39,6 +42,8 @@ Row = tuple[Any, ...]
 
 MAX_JSON_DEPTH = 200
 """Greatest depth of a stored JSON value."""
+
+META_INSERT = "INSERT INTO meta VALUES (?,?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
 IMAGE_COLUMNS = "i.id, i.name, i.source, i.source_id, i.bytes, i.files, i.created_at_ns, i.env, i.workdir, i.tree"
 IMAGE_SELECT = f"SELECT {IMAGE_COLUMNS} FROM images i"
@@ -65,12 +70,13 @@ ID = re.compile(f"[0-9a-f]{{{ID_HEX_CHARS}}}")
 SNAPSHOT_SELECT = """
 SELECT s.pk, s.id, p.id, t.id, s.seq, i.id, k.layers, s.messages, s.state, s.pause_ns, s.created_at_ns, s.method,
        s.files_added, s.files_changed, s.files_deleted, s.files_bytes,
-       (SELECT group_concat(name, '/' ORDER BY name) FROM tags WHERE snapshot = s.pk),
+       (SELECT string_agg(name, '/' ORDER BY name) FROM tags WHERE snapshot = s.pk),
        s.call_id, s.call_name, s.call_status, s.call_started_at_ns, s.call_duration_ns, s.call_exit_code, s.call_error,
        s.call_output, s.call_stdout, s.call_stderr, b.id, s.own_layers, s.tree, w.id,
        (SELECT value FROM meta WHERE key = 'warnings/' || s.id), (SELECT value FROM meta WHERE key = 'refused/' || s.id),
-       (SELECT json_group_array(json_array(which, hash, bytes) ORDER BY which) FROM damaged_outputs WHERE snapshot = s.pk),
-       CASE s.method WHEN 'reused' THEN (SELECT details ->> '$.reused' FROM entries WHERE id = s.call_id) END, s.call_arguments
+       (SELECT string_agg(which || ' ' || hash || ' ' || coalesce(CAST(bytes AS TEXT), ''), '/' ORDER BY which)
+        FROM damaged_outputs WHERE snapshot = s.pk),
+       CASE s.method WHEN 'reused' THEN (SELECT details ->> 'reused' FROM entries WHERE id = s.call_id) END, s.call_arguments
 FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory JOIN stacks k ON k.pk = s.stack JOIN images i ON i.pk = k.image
      LEFT JOIN snapshots p ON p.pk = s.parent LEFT JOIN snapshots b ON b.pk = s.base LEFT JOIN snapshots w ON w.pk = s.follows
 """
@@ -121,11 +127,11 @@ def _depth(value: Any) -> int:
 
 
 def encode_text(text: str) -> str | bytes:
-    """Free text as SQLite can hold it: as it is, or as bytes where it holds lone surrogates (hostile JSON can)."""
+    """Free text as a database can hold it: as it is, or as bytes where it holds lone surrogates (hostile JSON can)."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        return text.encode(errors="surrogatepass")
+        return TextBytes(text.encode(errors="surrogatepass"))
     return text
 
 
@@ -296,6 +302,13 @@ def decode_trajectory(row: Row) -> Trajectory:
         )
 
 
+def _decode_damaged(text: str) -> tuple[DamagedOutput, ...]:
+    items = (item.split(" ") for item in text.split("/"))
+    return tuple(
+        DamagedOutput(cast(OutputKind, which), BlobID(blob), int(size) if size else None) for which, blob, size in items
+    )
+
+
 class SnapshotDecoder:
     """Decodes rows of SNAPSHOT_SELECT; layer ids and stacks that repeat among them are held once."""
 
@@ -355,7 +368,7 @@ class SnapshotDecoder:
                 output,
                 stdout,
                 stderr,
-                tuple(DamagedOutput(*item) for item in json.loads(damaged)) if damaged != "[]" else (),
+                _decode_damaged(damaged) if damaged else (),
             )
             return Snapshot(
                 snapshot_id,

@@ -291,8 +291,12 @@ VERSION = max(MIGRATIONS)
 """The version this program writes, and the newest it reads."""
 
 
+def tables(after: int = 0) -> str:
+    """SQL that makes the tables of the present version out of those of version `after`; 0: of nothing."""
+    steps = [_OLDEST] if after < OLDEST else []
+    return "".join(steps + [migration for later, migration in sorted(MIGRATIONS.items()) if later > after])
+
+
 def script(version: int) -> str:
     """SQL that brings a database of a version to the present one; 0: an empty database."""
-    steps = [_OLDEST] if version < OLDEST else []
-    steps += [migration for later, migration in sorted(MIGRATIONS.items()) if later > version]
-    return f"{''.join(steps)} PRAGMA user_version = {VERSION};"
+    return f"{tables(version)} PRAGMA user_version = {VERSION};"

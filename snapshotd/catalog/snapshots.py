@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 
 from snapshotd.catalog import rows
+from snapshotd.catalog.database import CatalogDatabase
 from snapshotd.catalog.lines import PAGE_CHARS, PAGE_ROWS
 from snapshotd.catalog.lookup import trajectory_number
 from snapshotd.kernel import turns
-from snapshotd.sqlite import Database
 from snapshotd.types import BlobID, Snapshot, SnapshotID, TrajectoryID
 
 _OF_IDS = rows.SNAPSHOT_SELECT + "WHERE s.id IN (SELECT value FROM json_each(?))"
@@ -17,7 +17,7 @@ _AFTER_ALL = (1 << 63) - 1
 """More than any `seq`."""
 
 
-def newest_snapshots(db: Database, trajectory: int, last: int | None, before: int | None) -> list[Snapshot]:
+def newest_snapshots(db: CatalogDatabase, trajectory: int, last: int | None, before: int | None) -> list[Snapshot]:
     """See `Catalog.snapshots`; of the trajectory in row `trajectory`."""
     decode = rows.SnapshotDecoder()
     found: list[Snapshot] = []
@@ -37,7 +37,7 @@ def newest_snapshots(db: Database, trajectory: int, last: int | None, before: in
     return found
 
 
-def get_snapshots(db: Database, snapshot_ids: Iterable[SnapshotID]) -> dict[SnapshotID, Snapshot]:
+def get_snapshots(db: CatalogDatabase, snapshot_ids: Iterable[SnapshotID]) -> dict[SnapshotID, Snapshot]:
     """See `Catalog.get_snapshots`."""
     decode, found = rows.SnapshotDecoder(), {}
     wanted = list(snapshot_ids)
@@ -49,7 +49,7 @@ def get_snapshots(db: Database, snapshot_ids: Iterable[SnapshotID]) -> dict[Snap
     return found
 
 
-def count_snapshots(db: Database, trajectory_id: TrajectoryID) -> int:
+def count_snapshots(db: CatalogDatabase, trajectory_id: TrajectoryID) -> int:
     """See `Catalog.count_snapshots`."""
     with db.lock:
         number = trajectory_number(db, trajectory_id)
@@ -57,7 +57,7 @@ def count_snapshots(db: Database, trajectory_id: TrajectoryID) -> int:
     return int(row[0])
 
 
-def all_snapshots(db: Database) -> Iterator[Snapshot]:
+def all_snapshots(db: CatalogDatabase) -> Iterator[Snapshot]:
     """See `Catalog.all_snapshots`."""
     last = 0
     while page := db.read_page(
@@ -68,11 +68,12 @@ def all_snapshots(db: Database) -> Iterator[Snapshot]:
         last = page[-1][0]
 
 
-def forget_outputs(db: Database, blobs: Mapping[BlobID, int | None]) -> None:
+def forget_outputs(db: CatalogDatabase, blobs: Mapping[BlobID, int | None]) -> None:
     """See `Catalog.forget_outputs`. Inside a transaction of the caller."""
     for which in ("output", "stdout", "stderr"):
         having = f"call_{which} = ?1 AND state <> 'captured'"
         db.write_many(
-            f"INSERT INTO damaged_outputs SELECT pk, '{which}', ?1, ?2 FROM snapshots WHERE {having}", blobs.items()
+            f"INSERT INTO damaged_outputs SELECT pk, '{which}', ?1, CAST(?2 AS BIGINT) FROM snapshots WHERE {having}",
+            blobs.items(),
         )
         db.write_many(f"UPDATE snapshots SET call_{which} = NULL WHERE {having}", ((blob,) for blob in blobs))

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from snapshotd.sqlite import Database, Value
+from snapshotd.catalog.database import CatalogDatabase, Value
 from snapshotd.terms import DEFAULT_TENANT, NO_ISOLATION, TENANT_VARIABLE
 from snapshotd.types import FOLDER, TrajectoryID
 
 _present: ContextVar[str | None] = ContextVar("tenant", default=None)
 _OWNED = (
-    "coalesce((SELECT json_extract(e.value, '$[1]') FROM json_each(t.env) e"
-    f" WHERE json_extract(e.value, '$[0]') = '{TENANT_VARIABLE}'), '{DEFAULT_TENANT}') = ?"
+    "coalesce((SELECT e.value ->> 1 FROM json_each(t.env) e"
+    f" WHERE e.value ->> 0 = '{TENANT_VARIABLE}' LIMIT 1), '{DEFAULT_TENANT}') = ?"
     f" AND t.runtime NOT IN ('{FOLDER}', '{NO_ISOLATION}')"
 )
 """True for a row t of `trajectories` that is this tenant's."""
@@ -46,7 +46,7 @@ def owned(tenant: str | None = None) -> tuple[str, tuple[Value, ...]]:
     return ("TRUE", ()) if tenant is None else (_OWNED, (tenant,))
 
 
-def is_own(db: Database, trajectory_id: str) -> bool:
+def is_own(db: CatalogDatabase, trajectory_id: str) -> bool:
     """True if the present tenant may know of a trajectory."""
     condition, values = owned()
     if not values:
@@ -55,7 +55,7 @@ def is_own(db: Database, trajectory_id: str) -> bool:
     return db.read_one(f"SELECT 1 FROM trajectories t {where}", (trajectory_id, *values)) is not None
 
 
-def trajectories_of(db: Database, tenant: str, among: TrajectoryID | None) -> set[TrajectoryID]:
+def trajectories_of(db: CatalogDatabase, tenant: str, among: TrajectoryID | None) -> set[TrajectoryID]:
     """See `Catalog.trajectories_of`."""
     condition, values = owned(tenant)
     if among is not None:

@@ -105,6 +105,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "prune": "Give up the files of snapshots that no policy keeps, and free the space.",
         "check": "Verify the repository.",
         "repair": "Rebuild damaged parts of the repository from intact ones.",
+        "catalog": "Move the catalog between a file and a PostgreSQL database.",
     },
     "service": {
         "mcp": "Serve the daemon's verbs to an agent that speaks MCP.",
@@ -117,6 +118,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "login": "Keep the token of a daemon on another machine.",
         "logout": "Forget the token of a daemon on another machine.",
         "dial": "Carry a connection to the daemon over standard input and output.",
+        "fleet": "Look at the nodes of a fleet, and drain one.",
         "daemon": "Be the daemon, ask after it, stop it, or put another in its place.",
         "version": "Print the versions of client and daemon.",
         "completion": "Print the completion script for a shell.",

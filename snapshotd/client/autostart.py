@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from snapshotd.api.wire import log_path_of
+from snapshotd.client.links import check_listener
 from snapshotd.daemon.lock import lock_holder, lock_socket, make_state_dir
 from snapshotd.errors import Conflict, DaemonUnavailable, error_of
 
@@ -203,10 +204,11 @@ def _check_socket(state_dir: Path, socket_path: Path) -> None:
 
 
 def answers(socket_path: Path) -> bool:
-    """True if a process accepts connections on a socket."""
+    """True if a process accepts connections on a socket. NotPermitted: another user's does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(socket_path))
+            check_listener(probe, str(socket_path))
         except OSError:
             return False
     return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -364,9 +365,18 @@ def _owner_of(socket_path: Path) -> str:
     try:
         owner = os.stat(socket_path).st_uid
     except OSError:
-        return "since a directory on the way to it is closed to that user; run the command as the user who owns it (root: with sudo)"
+        return _closed_way(socket_path)
     if owner == 0:
         return "which serves root only; run the command with sudo, or name a daemon of your own with --state-dir"
     return (
         f"which serves user {owner} only; run the command as that user, or name a daemon of your own with --state-dir"
     )
+
+
+def _closed_way(socket_path: Path) -> str:
+    """The directory above a socket that keeps this user out, and the next step."""
+    closed = next((each for each in reversed(socket_path.absolute().parents) if not os.access(each, os.X_OK)), None)
+    if closed is None or closed.stat().st_uid != os.geteuid():
+        return "since a directory on the way to it is closed to that user; run the command as the user who owns it (root: with sudo)"
+    mode = stat.S_IMODE(closed.stat().st_mode)
+    return f"since the mode {mode:04o} of {closed} keeps that user out, whose it is; give it the mode 0700"

@@ -4,7 +4,9 @@ calls it; `aio/links.py` is the same for asyncio."""
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -13,9 +15,12 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 from snapshotd.client.exchange import READ_BYTES
 from snapshotd.client.twofold import run
+from snapshotd.errors import NotPermitted
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_PEER = struct.Struct("=iII")
+"""struct ucred: process, user and group (unix(7))."""
 
 
 class ByteLink(Protocol):
@@ -168,6 +173,19 @@ class _ThreadMutex:
         self._lock.release()
 
 
+def check_listener(connected: socket.socket, path: str) -> None:
+    """Before anything is sent: NotPermitted if a program of another user listens at a socket, who may have been first at a
+    place that every user can write to. Root's daemon may; and root, whose own places are closed to others, has named any
+    other itself."""
+    _, owner, _ = _PEER.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    user = os.geteuid()
+    if user != 0 and owner not in (0, user):
+        raise NotPermitted(
+            f"a program of user {owner} listens at {path}, so user {user} was not connected, and nothing was sent: name the socket of "
+            "a daemon of your own, or set XDG_RUNTIME_DIR to a directory of this user's own"
+        )
+
+
 class ThreadLinks:
     """Everything blocks the thread that calls it, and work at the side has a thread of its own."""
 
@@ -175,6 +193,7 @@ class ThreadLinks:
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connected.connect(path)
+            check_listener(connected, path)
         except BaseException:
             connected.close()
             raise

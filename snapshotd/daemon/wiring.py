@@ -6,20 +6,23 @@ import contextlib
 import importlib.util
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from socket import socket
 
 from snapshotd import sqlite
+from snapshotd.api.wire import lock_path_of
+from snapshotd.catalog import migration
 from snapshotd.catalog.base import Catalog
-from snapshotd.catalog.database import meta_in_file
+from snapshotd.catalog.file import meta_in_file
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.config import Config, UserPlaces
 from snapshotd.daemon import state_files
 from snapshotd.daemon.children import StatePlaces, open_repository
 from snapshotd.daemon.host import AS_ROOT, Footing, choose_mode, hand_down_controllers, host_mounts
 from snapshotd.daemon.library import write_share
+from snapshotd.daemon.lock import StateLock
 from snapshotd.engine.context import Context
 from snapshotd.engine.engine import Engine, EnginePart, Life
 from snapshotd.engine.events import EventLogs
@@ -317,6 +320,24 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object], footing: 
         return report
     finally:
         filesystem.release(store)
+
+
+def migrate_catalog(
+    state_dir: Path, source: str | None, target: str, progress: Callable[[str], object]
+) -> list[migration.CopiedTable]:
+    """See `catalog.migration.migrate`. `source`: None is the catalog of the state directory. Conflict: a daemon serves
+    the state directory that a file is in."""
+
+    @contextlib.contextmanager
+    def alone(path: Path) -> Iterator[None]:
+        lock = StateLock(path.parent) if lock_path_of(path.parent).exists() else None
+        try:
+            yield
+        finally:
+            if lock is not None:
+                lock.release()
+
+    return migration.migrate(source or str(state_dir / state_files.CATALOG), target, progress, alone)
 
 
 def _packs_to_rebuild_from(state_dir: Path, url: str) -> Store:

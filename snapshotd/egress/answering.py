@@ -9,7 +9,8 @@ import socket
 import struct
 
 from snapshotd.egress import names
-from snapshotd.egress.base import HEAD_DEADLINE_S, NotAllowed, shown
+from snapshotd.egress.base import NotAllowed, shown
+from snapshotd.egress.buffers import Buffers
 from snapshotd.egress.lookup import Lookups, reachable
 from snapshotd.egress.names import BadQuestion, NameQuestion, Pool
 from snapshotd.egress.refusals import RefusalLog
@@ -28,8 +29,8 @@ _MOST_STREAMS = 32
 class NameServer:
     """Answers questions for names: an allowed name gets an address of the pool, everything else does not exist."""
 
-    def __init__(self, rules: HostRules, pool: Pool, lookups: Lookups, refusals: RefusalLog) -> None:
-        self._rules = rules
+    def __init__(self, rules: HostRules, pool: Pool, lookups: Lookups, refusals: RefusalLog, buffers: Buffers) -> None:
+        self._rules, self._buffers = rules, buffers
         self._pool, self._lookups, self._refusals = pool, lookups, refusals
         self._asking: set[asyncio.Task[None]] = set()
         self._streams = 0
@@ -88,7 +89,7 @@ class NameServer:
 
     def take_connection(self, sock: socket.socket) -> None:
         """Answer the questions of one connection (RFC 7766)."""
-        stream = Stream(sock)
+        stream = Stream(sock, self._buffers)
         if self._streams >= _MOST_STREAMS:
             stream.close()
             return
@@ -101,17 +102,17 @@ class NameServer:
         data = b""
         try:
             while True:
-                async with asyncio.timeout(HEAD_DEADLINE_S):
-                    while len(data) < 2 or len(data) < 2 + int.from_bytes(data[:2]):
-                        more = await stream.receive(names.QUESTION_MAX_BYTES)
-                        if not more:
-                            return
-                        data += more
+                head = stream.head()
+                while len(data) < 2 or len(data) < 2 + int.from_bytes(data[:2]):
+                    more = await head.receive()
+                    if not more:
+                        return
+                    data += more
                 end = 2 + int.from_bytes(data[:2])
                 answer = await self.answer(NameQuestion.parse(data[2:end]))
                 await stream.send(len(answer).to_bytes(2) + answer)
                 data = data[end:]
-        except (OSError, BadQuestion):
+        except (OSError, BadQuestion, NotAllowed):
             pass  # it has ended, or says nothing that could be answered
         finally:
             self._streams -= 1

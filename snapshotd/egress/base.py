@@ -55,6 +55,10 @@ MOST_CONNECTIONS = 1000
 """At once, of one sandbox."""
 HEAD_DEADLINE_S = 15.0
 """For what a client has to say before it is known what it wants: a request's head, a TLS hello."""
+MOST_PIECES = 256
+"""In which that may come: a client that sends it byte by byte would have all of it looked at for each."""
+ANSWER_DEADLINE_S = 60.0
+"""For a server's answer to a TLS hello."""
 CONNECT_DEADLINE_S = 10.0
 IDLE_DEADLINE_S = 3600.0
 """A connection in which nothing was said for so long ends."""

@@ -22,6 +22,7 @@ from typing import Any
 from snapshotd.egress import sightings
 from snapshotd.egress.answering import NameServer
 from snapshotd.egress.base import DESCRIPTORS_MAX, MESSAGE_MAX_BYTES, MOST_CONNECTIONS, PROXY_PORT, VERSION
+from snapshotd.egress.buffers import Buffers
 from snapshotd.egress.lookup import Lookups
 from snapshotd.egress.names import Pool
 from snapshotd.egress.refusals import RefusalLog
@@ -45,8 +46,9 @@ class ProxySockets:
         self._loop = asyncio.get_running_loop()
         self._refusals = RefusalLog(lambda sentence: self._say({"refused": sentence}))
         self._pool, lookups = Pool(), Lookups()
-        self._relay = Relay(HostRules(()), self._pool, lookups, self._refusals.add)
-        self._names = NameServer(HostRules(()), self._pool, lookups, self._refusals)
+        buffers = Buffers()
+        self._relay = Relay(HostRules(()), self._pool, lookups, self._refusals.add, buffers)
+        self._names = NameServer(HostRules(()), self._pool, lookups, self._refusals, buffers)
         self._listeners: dict[int, socket.socket] = {}
 
     def read_control(self) -> None:

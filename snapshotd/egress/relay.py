@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from snapshotd.egress import hello
 from snapshotd.egress.base import (
-    HEAD_DEADLINE_S,
+    ANSWER_DEADLINE_S,
     IDLE_DEADLINE_S,
     MOST_CONNECTIONS,
     OWN_ADDRESS,
@@ -18,9 +18,10 @@ from snapshotd.egress.base import (
     NotAllowed,
     shown,
 )
+from snapshotd.egress.buffers import Buffers
 from snapshotd.egress.lookup import Lookups, plain, reachable
 from snapshotd.egress.names import Pool
-from snapshotd.egress.stream import Stream, connect, copy_both, together
+from snapshotd.egress.stream import HeadReader, Stream, connect, copy_both, together
 from snapshotd.egress.web import HttpRelay, may_be_http
 from snapshotd.network import HostRules, clean_name
 
@@ -30,9 +31,12 @@ _HTTP_PORT, _TLS_PORT = 80, 443
 class Relay:
     """The connections of one sandbox."""
 
-    def __init__(self, rules: HostRules, pool: Pool, lookups: Lookups, told: Callable[[str], None]) -> None:
+    def __init__(
+        self, rules: HostRules, pool: Pool, lookups: Lookups, told: Callable[[str], None], buffers: Buffers
+    ) -> None:
         """`told`: hears of every refusal, in a sentence."""
         self._rules, self._pool, self._lookups, self._told = rules, pool, lookups, told
+        self._buffers = buffers
         self._open: dict[asyncio.Task[None], set[HostTarget]] = {}
 
     def change(self, rules: HostRules) -> None:
@@ -44,7 +48,7 @@ class Relay:
 
     def take(self, sock: socket.socket) -> None:
         """Serve a connection that a listening socket has taken."""
-        stream = Stream(sock)
+        stream = Stream(sock, self._buffers)
         if len(self._open) >= MOST_CONNECTIONS:
             stream.close(abruptly=True)
             self._told(f"it has {MOST_CONNECTIONS} connections at once, and gets no more")
@@ -117,7 +121,7 @@ class Relay:
         failure: OSError = ConnectionRefusedError()
         for address in addresses[:4]:
             try:
-                return await connect(address, target.port)
+                return await connect(address, target.port, self._buffers)
             except OSError as exc:
                 failure = exc
         raise failure
@@ -152,10 +156,11 @@ class Relay:
 
     async def _tunnel_said(self, target: HostTarget, client: Stream, first: bytes, upstream: Stream | None) -> None:
         """A protocol in which the client speaks first. `upstream`: the server's end, if there is one already."""
-        first, kind = await _first_words(client, first)
+        head, shaken = client.head(), 0
+        first, kind = await _first_words(head, first)
         if target.name is not None:
             if kind == "tls":
-                first = await self._check_hello(target, client, first)
+                first, shaken = await _check_hello(target, head, first)
             elif kind == "http":
                 if upstream is not None:
                     upstream.close()
@@ -165,25 +170,50 @@ class Relay:
                 raise NotAllowed("it does not speak the protocol of this port")
         opened = upstream or await self._connect(target)
         try:
-            await opened.send(first)
+            await opened.send(await _shake_hands(target, client, opened, first, shaken) if shaken else first)
             await copy_both(client, opened)
         finally:
             opened.close()
 
-    async def _check_hello(self, target: HostTarget, client: Stream, data: bytes) -> bytes:
-        """The client's first bytes, which tell the target's name as the server's. NotAllowed."""
-        try:
-            async with asyncio.timeout(HEAD_DEADLINE_S):
-                while (told := hello.server_name(data)) is None:
-                    more = await client.receive()
-                    if not more:
-                        raise NotAllowed("its TLS hello is cut off")
-                    data += more
-        except hello.BadHello as exc:
-            raise NotAllowed(f"TLS cannot be checked, {exc}") from None
-        if clean_name(told) != target.name:
-            raise NotAllowed(f"TLS names another server: {shown(told)}")
+
+async def _check_hello(target: HostTarget, head: HeadReader, data: bytes) -> tuple[bytes, int]:
+    """The client's first bytes, and how many of them are a hello that tells the target's name as the server's. NotAllowed."""
+    try:
+        while (found := hello.client_hello(data)) is None:
+            data += await _more(head)
+    except hello.BadHello as exc:
+        raise NotAllowed(f"TLS cannot be checked, {exc}") from None
+    if clean_name(found.name) != target.name:
+        raise NotAllowed(f"TLS names another server: {shown(found.name)}")
+    return data, found.end
+
+
+async def _shake_hands(target: HostTarget, client: Stream, upstream: Stream, data: bytes, end: int) -> bytes:
+    """Pass a checked hello on, of the client's bytes so far those up to `end`, and the server's answer back. A server may
+    ask for another hello, which has to tell the same name (RFC 8446 4.1.2). The client's bytes that are left. NotAllowed."""
+    await upstream.send(data[:end])
+    data, said = data[end:], b""
+    while (again := hello.asks_again(said)) is None:
+        more = await upstream.receive(deadline_s=ANSWER_DEADLINE_S)
+        if not more:
+            return data
+        said += more
+        await client.send(more)
+    if not again:
         return data
+    head = client.head()
+    while not hello.begins_handshake(data):
+        other = hello.other_record(data)
+        await upstream.send(data[:other])
+        data = data[other:] + (b"" if other else await _more(head))
+    return (await _check_hello(target, head, data))[0]
+
+
+async def _more(head: HeadReader) -> bytes:
+    more = await head.receive()
+    if not more:
+        raise NotAllowed("its TLS hello is cut off")
+    return more
 
 
 async def _who_speaks(client: Stream, upstream: Stream) -> Stream:
@@ -198,15 +228,14 @@ async def _who_speaks(client: Stream, upstream: Stream) -> Stream:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _first_words(client: Stream, data: bytes) -> tuple[bytes, str]:
+async def _first_words(head: HeadReader, data: bytes) -> tuple[bytes, str]:
     """The first bytes of a client, and what they begin: `tls`, `http`, or `other`."""
-    async with asyncio.timeout(HEAD_DEADLINE_S):
-        while True:
-            if data and hello.may_be_tls(data):
-                return data, "tls"
-            if data and (http := may_be_http(data)) is not None:
-                return data, "http" if http else "other"
-            more = await client.receive()
-            if not more:
-                return data, "other"
-            data += more
+    while True:
+        if data and hello.may_be_tls(data):
+            return data, "tls"
+        if data and (http := may_be_http(data)) is not None:
+            return data, "http" if http else "other"
+        more = await head.receive()
+        if not more:
+            return data, "other"
+        data += more

@@ -14,7 +14,8 @@ from snapshotd.network import HostRules
 
 _log = logging.getLogger(__name__)
 _REVIVAL_PAUSE_S = 1.0
-"""A proxy that dies at once is not started more often."""
+"""A proxy that dies at once is not started more often. One that cannot be started is tried again after twice as long."""
+_REVIVAL_PAUSE_MOST_S = 60.0
 MOST_REFUSED = 50
 """Sentences about refusals that one snapshot has; one more counts the others."""
 
@@ -30,6 +31,7 @@ class WayOut:
         self._refused: dict[str, None] = {}
         self._left_out = 0
         self._closed = False
+        self._tried_at, self._pause_s = 0.0, _REVIVAL_PAUSE_S
         self._conceal: Callable[[str], str] = str
         self._keep: Callable[[ProxyProcess], object] = lambda _: None
 
@@ -147,19 +149,24 @@ class WayOut:
             return None if self._closed or self._proxy.has_ended else self._proxy.control.fileno()
 
     def mend(self) -> bool:
-        """Take what the proxy has said, and start it again if it was killed, unless that was just done. False: it is
-        closed, or cannot be mended."""
+        """Take what the proxy has said, and start it again if it was killed, unless that was just tried. False: it is
+        closed, or its sandbox has ended."""
         with self._lock:
             self._read()
             if self._closed or self._sandbox.has_ended:
                 return False
-            if not self._proxy.has_ended or time.monotonic() < self._proxy.started_at + _REVIVAL_PAUSE_S:
+            if (
+                not self._proxy.has_ended
+                or time.monotonic() < max(self._proxy.started_at, self._tried_at) + self._pause_s
+            ):
                 return True
+            self._tried_at = time.monotonic()
             try:
                 self._revive()
-            except SandboxFailed as exc:
-                _log.error("%s", exc.message)
-                return False
+                self._pause_s = _REVIVAL_PAUSE_S
+            except (SandboxFailed, OSError, RuntimeError) as exc:  # RuntimeError: no thread can be started
+                self._pause_s = min(_REVIVAL_PAUSE_MOST_S, self._pause_s * 2)
+                _log.error("%s; the next try is in %.0f s", exc, self._pause_s)
             return True
 
     def close(self) -> None:

@@ -11,10 +11,10 @@ from typing import cast
 
 import h11
 
-from snapshotd.egress.base import HEAD_DEADLINE_S, HostTarget, NotAllowed, shown
-from snapshotd.egress.stream import Stream, copy_both
+from snapshotd.egress.base import HostTarget, NotAllowed, shown
+from snapshotd.egress.stream import HeadReader, Stream, copy_both
 
-_HEAD_MAX_BYTES = 65_536
+_HEAD_MAX_BYTES = 32_768
 _METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"TRACE ", b"CONNECT ", b"PRI ")
 _METHOD_MAX_BYTES = 24
 
@@ -95,7 +95,7 @@ class HttpRelay:
 
     async def _serve_one(self) -> bool:
         """One request and its response; True if another may follow."""
-        request = await _next(self._server, self._client, HEAD_DEADLINE_S)
+        request = await _next(self._server, self._client.head())
         if not isinstance(request, h11.Request):
             return False
         if request.method == b"CONNECT":
@@ -152,7 +152,8 @@ class HttpRelay:
         if self._tunnel is None:
             raise NotAllowed("it asks a server for a tunnel")
         self._asked = target = self._find(*host_and_port(request.target.decode("latin-1"), 443))
-        while not isinstance(await _next(self._server, self._client, HEAD_DEADLINE_S), h11.EndOfMessage):
+        body = self._client.head()
+        while not isinstance(await _next(self._server, body), h11.EndOfMessage):
             pass
         await self._client.send(_must(self._server.send(h11.Response(status_code=200, headers=[], reason=b"OK"))))
         await self._tunnel(target, self._client, self._server.trailing_data[0])
@@ -239,14 +240,11 @@ def _passed_on(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, value in kept if name != b"connection" or b"upgrade" not in value.lower()]
 
 
-async def _next(
-    connection: h11.Connection, stream: Stream, deadline_s: float | None = None
-) -> h11.Event | type[h11.PAUSED]:
-    """The next event of one side, or `h11.PAUSED`. TimeoutError: within this time there was none."""
-    async with asyncio.timeout(deadline_s):
-        while (event := connection.next_event()) is h11.NEED_DATA:
-            connection.receive_data(await stream.receive())
-        return cast("h11.Event | type[h11.PAUSED]", event)
+async def _next(connection: h11.Connection, source: Stream | HeadReader) -> h11.Event | type[h11.PAUSED]:
+    """The next event of one side, or `h11.PAUSED`."""
+    while (event := connection.next_event()) is h11.NEED_DATA:
+        connection.receive_data(await source.receive())
+    return cast("h11.Event | type[h11.PAUSED]", event)
 
 
 def _must(data: bytes | None) -> bytes:

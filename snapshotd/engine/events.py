@@ -21,6 +21,10 @@ from snapshotd.engine.watch import Event, Watch
 from snapshotd.types import TrajectoryID
 
 _PIECE_BYTES = 64 << 10
+_LOOK_S = 0.5
+"""A follower whose reader is gone ends within this time."""
+Wait = bool | Callable[[], bool]
+"""A follower waits for more: always, never, or as long as this is true."""
 _FULL = {
     "event": "warning",
     "message": "more output than is followed live; what comes now is shown when the program has ended",
@@ -68,8 +72,8 @@ class EventLog:
                 self._watch.publish(event)
             self._changed.notify_all()
 
-    def follow(self, *, wait: bool) -> Iterator[Event]:
-        """All events from the beginning; with `wait`, until `finished`."""
+    def follow(self, *, wait: Wait) -> Iterator[Event]:
+        """All events from the beginning; until `finished`, as long as `wait` is true."""
         with open(self._path, "rb") as f:
             while True:
                 line = f.readline()
@@ -78,12 +82,12 @@ class EventLog:
                     continue
                 f.seek(-len(line), 1)
                 with self._changed:
-                    if self.finished or not wait:
+                    if self.finished or not (wait if isinstance(wait, bool) else wait()):
                         if f.read(1):
                             f.seek(-1, 1)
                             continue
                         return
-                    self._changed.wait(timeout=1.0)
+                    self._changed.wait(_LOOK_S)
 
 
 def _without_half_a_line(path: Path) -> int:
@@ -178,7 +182,7 @@ class EventLogs:
         with self._lock:
             return self._live.get(trajectory)
 
-    def follow(self, trajectory: str, *, wait: bool) -> Iterator[Event]:
+    def follow(self, trajectory: str, *, wait: Wait) -> Iterator[Event]:
         """Empty when the trajectory never ran an agent."""
         log = self.live(trajectory)
         if log is not None:

@@ -41,6 +41,9 @@ def ask(path: str, words: list[str], hook: bool) -> tuple[int, bytes]:
     except OSError as exc:
         why = exc.strerror or exc
         raise OSError(0, f"no daemon answers at {path} ({why}); any command of snapshotd starts one") from None
+    owner = int.from_bytes(s.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)[4:8], sys.byteorder)
+    if owner not in (0, posix.geteuid()):
+        raise OSError(0, f"a program of user {owner} listens at {path}, and nothing was sent to it")
     head = b"\0".join(word.encode(sys.getfilesystemencoding(), "surrogateescape") for word in words) + b"\n"
     s.sendmsg([head], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder))])
     watched: list[int] = [0, s.fileno()] if hook else [s.fileno()]

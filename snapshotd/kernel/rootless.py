@@ -35,6 +35,8 @@ from snapshotd.kernel.processes import runs, start_time
 
 RANGE_IDS = 65_536
 """Ids of a container; a range of fewer is not used."""
+_FIRST_SPARE = 100_000
+"""Distributions give no user ids below this (SUB_UID_MIN, login.defs(5))."""
 _NS_GET_PARENT = 0xB702
 """ioctl_ns(2)."""
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 47, 2
@@ -86,7 +88,8 @@ def no_range() -> str | None:
     user = _user_name()
     for file in ("/etc/subuid", "/etc/subgid"):
         if _range_in(file) is None:
-            return f"{file} gives {user} no {RANGE_IDS} ids: `sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}`"
+            free = f"{(first := _free_first())}-{first + RANGE_IDS - 1}"
+            return f"{file} gives {user} no {RANGE_IDS} ids: `sudo usermod --add-subuids {free} --add-subgids {free} {user}`"
     return None
 
 
@@ -118,10 +121,12 @@ def not_own(directory: Path, *, make: bool) -> str | None:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = directory.lstat()
     except FileNotFoundError:
-        above = next(path for path in directory.parents if path.exists())
+        above = next(path for path in directory.parents if os.path.lexists(path))
+        if not above.is_dir():
+            return f"{directory}, the place of the sockets, cannot be made, since {above} is no directory: {fix}"
         reason = "" if os.access(above, os.W_OK | os.X_OK) else f"{above} is not writable for this user"
-    except FileExistsError:
-        return f"{directory}, the place of the sockets, is not a directory: remove it, or {fix}"
+    except FileExistsError as exc:  # it, or a link to nothing above it
+        return f"{directory}, the place of the sockets, cannot be made, since {exc.filename} is no directory: {fix}"
     except OSError as exc:
         reason = f"{exc.strerror} ({exc.filename})"
     else:
@@ -236,17 +241,27 @@ def _run_helpers(target: int, wanted: tuple[tuple[int, _Range | None], ...]) -> 
 def _range_in(file: str) -> _Range | None:
     """The first range that is large enough."""
     own = {_user_name(), str(os.getuid())}
+    return next((found for name, found in _ranges(file) if name in own and found.count >= RANGE_IDS), None)
+
+
+def _free_first() -> int:
+    """The first id of a range that no user has: users with the same ids could end, and own, what is each other's."""
+    given = [found for file in ("/etc/subuid", "/etc/subgid") for _, found in _ranges(file)]
+    return max([_FIRST_SPARE, *(found.first + found.count for found in given)])
+
+
+def _ranges(file: str) -> list[tuple[str, _Range]]:
+    """The ranges that a file gives, with the name or number of the user."""
     try:
         with open(file) as f:
             lines = [line.strip().split(":") for line in f]
     except OSError:
-        return None
-    for words in lines:
-        if len(words) == 3 and words[0] in own and words[1].isdigit() and words[2].isdigit():
-            found = _Range(int(words[1]), int(words[2]))
-            if found.count >= RANGE_IDS:
-                return found
-    return None
+        return []
+    return [
+        (words[0], _Range(int(words[1]), int(words[2])))
+        for words in lines
+        if len(words) == 3 and words[1].isdigit() and words[2].isdigit()
+    ]
 
 
 def _user_name() -> str:

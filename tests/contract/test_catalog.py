@@ -17,6 +17,7 @@ import pytest
 from snapshotd import sqlite
 from snapshotd.catalog import schema
 from snapshotd.catalog.base import Catalog, SnapshotRow
+from snapshotd.catalog.postgres.catalog import PostgresCatalog
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.errors import (
     Ambiguous,
@@ -34,8 +35,12 @@ from tests.contracts.catalog import CHECKS
 from tests.records import begin, committed, ended_entry, follow, make_entry, make_image, started
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(params=["file", "memory", "postgres"])
 def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalog]:
+    if request.param == "postgres":
+        with closing(PostgresCatalog(request.getfixturevalue("postgres_url"))) as made:
+            yield made
+        return
     path: Path | Literal[":memory:"] = tmp_path / "catalog.db" if request.param == "file" else ":memory:"
     opened = SqliteCatalog(path)
     yield opened

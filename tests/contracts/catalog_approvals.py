@@ -79,17 +79,18 @@ def approvals_are_listed_and_found(catalog: Catalog) -> None:
 
 def a_question_asked_again_is_the_same_one(catalog: Catalog) -> None:
     _, first = started(catalog)
-    call = CallID(new_id())
+    call, mine = CallID(new_id()), first.trajectory
     older, newer = make_approval(first, entry=call), make_approval(first, entry=call)
-    assert catalog.approvals.of_entry(call) is None
+    assert catalog.approvals.of_entry(mine, call) is None
     catalog.approvals.add(older)
     catalog.approvals.add(newer)
-    assert catalog.approvals.of_entry(call) == newer
+    assert catalog.approvals.of_entry(mine, call) == newer
+    assert catalog.approvals.of_entry(TrajectoryID(new_id()), call) is None, "a name is one of its trajectory"
     moved = CallID(new_id())
     catalog.approvals.move(newer.id, moved)
-    assert catalog.approvals.of_entry(moved) == replace(newer, entry=moved)
-    assert catalog.approvals.of_entry(call) == older
-    assert catalog.approvals.of_entry(CallID("\ud800")) is None
+    assert catalog.approvals.of_entry(mine, moved) == replace(newer, entry=moved)
+    assert catalog.approvals.of_entry(mine, call) == older
+    assert catalog.approvals.of_entry(mine, CallID("\ud800")) is None
     refuses(NotFound, catalog.approvals.move, ApprovalID(new_id()), moved)
 
 

@@ -9,22 +9,28 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import apsw
 import pytest
 
 from snapshotd.catalog import schema
+from snapshotd.catalog.base import Catalog
+from snapshotd.catalog.postgres.catalog import PostgresCatalog
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.repo.spool import FileSpool
 from snapshotd.types import SnapshotID, SnapshotState, TrajectoryID
 from tests import long
+from tests.capabilities import require
 
 CHILD = """
 import os, random, sys
 from dataclasses import replace
 from pathlib import Path
 from snapshotd import sqlite
+from snapshotd.catalog.postgres.catalog import PostgresCatalog
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.repo.spool import FileSpool
 from tests.records import begin, follow, fork, make_call, make_image
@@ -32,7 +38,7 @@ from snapshotd.types import Message, RecordID, TreeID
 
 sqlite._CHECKPOINT_PAGES = 30  # many checkpoints, so that many kills fall into one
 sqlite._CHECKPOINT_LIMIT_PAGES = 50
-catalog = SqliteCatalog(Path(sys.argv[1]) / "catalog.db")
+catalog = PostgresCatalog(sys.argv[3]) if sys.argv[3] else SqliteCatalog(Path(sys.argv[1]) / "catalog.db")
 repository = FileSpool(Path(sys.argv[1]) / "repo")
 rng = random.Random(int(sys.argv[2]))
 report = lambda *words: os.write(1, (" ".join(words) + "\\n").encode())
@@ -73,9 +79,11 @@ while True:
 """
 
 
-def run_and_kill(directory: Path, seed: int, after_bytes: int) -> list[str]:
+def run_and_kill(
+    directory: Path, seed: int, after_bytes: int, url: str = "", kill_server: Callable[[], object] = lambda: None
+) -> list[str]:
     """Start a child, kill it once it has reported so much, and return its complete lines."""
-    child = subprocess.Popen([sys.executable, "-c", CHILD, str(directory), str(seed)], stdout=subprocess.PIPE)
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(directory), str(seed), url], stdout=subprocess.PIPE)
     assert child.stdout is not None
     said = b""
     try:
@@ -83,6 +91,7 @@ def run_and_kill(directory: Path, seed: int, after_bytes: int) -> list[str]:
             data = os.read(child.stdout.fileno(), 4096)
             assert data, "the child ended by itself"
             said += data
+        kill_server()
     finally:
         child.send_signal(signal.SIGKILL)
         while data := os.read(child.stdout.fileno(), 65536):
@@ -98,42 +107,72 @@ def test_kill_at_any_time_loses_nothing_reported(tmp_path: Path, seed: int) -> N
     committed: dict[str, str] = {}
     for round_number in range(3):  # the same catalog again: a restart after a crash works too
         lines = run_and_kill(tmp_path, seed * 100 + round_number, rng.randrange(6, 30_000))
-        for line in lines:
-            kind, *ids = line.split()
-            if kind == "committed":
-                committed[ids[1]] = ids[0]
-            elif kind == "removing":
-                committed = {snapshot: owner for snapshot, owner in committed.items() if owner != ids[0]}
-        check(tmp_path, committed)
+        note(lines, committed)
+        check_file(tmp_path, committed)
 
 
-def check(directory: Path, committed: dict[str, str]) -> None:
-    catalog, repository = SqliteCatalog(directory / "catalog.db"), FileSpool(directory / "repo")
-    try:
+@pytest.mark.parametrize("seed", long.seeds(1, 20))
+@pytest.mark.parametrize("victim", ["process", "server"])
+def test_kill_at_any_time_loses_nothing_that_postgresql_has(tmp_path: Path, seed: int, victim: str) -> None:
+    """The process alone, or every process of the server before it."""
+    require("postgres")
+    from tests.postgres_server import PostgresServer
+
+    rng = random.Random(seed)
+    committed: dict[str, str] = {}
+    with closing(PostgresServer(durable=victim == "server")) as server:
+        for round_number in range(3):
+            kill = server.kill if victim == "server" else lambda: None
+            lines = run_and_kill(tmp_path, seed * 100 + round_number, rng.randrange(6, 10_000), server.url, kill)
+            if victim == "server":
+                server.start()
+            note(lines, committed)
+            with closing(PostgresCatalog(server.url)) as catalog, closing(FileSpool(tmp_path / "repo")) as repository:
+                assert catalog.problems() == []
+                check(catalog, repository, committed)
+
+
+def note(lines: list[str], committed: dict[str, str]) -> None:
+    """Add and remove what a child reported, snapshot to trajectory."""
+    for line in lines:
+        kind, *ids = line.split()
+        if kind == "committed":
+            committed[ids[1]] = ids[0]
+        elif kind == "removing":
+            for snapshot in [snapshot for snapshot, owner in committed.items() if owner == ids[0]]:
+                del committed[snapshot]
+
+
+def check_file(directory: Path, committed: dict[str, str]) -> None:
+    with (
+        closing(SqliteCatalog(directory / "catalog.db")) as catalog,
+        closing(FileSpool(directory / "repo")) as repository,
+    ):
         # Comes after the catalog is open: a connection without the checksum layer would write the log's pages without.
         connection = apsw.Connection(str(directory / "catalog.db"), flags=apsw.SQLITE_OPEN_READWRITE)
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
         connection.close()
-        snapshots = {snapshot.id: snapshot for snapshot in catalog.all_snapshots()}
-        assert committed.keys() <= snapshots.keys()
-        assert catalog.unstored() == [one.id for one in snapshots.values() if one.state is SnapshotState.CAPTURED]
-        for snapshot in snapshots.values():
-            assert (snapshot.tree is not None) is (snapshot.state is SnapshotState.STORED)
-            assert (catalog.record(snapshot.id) is None) is (snapshot.state is SnapshotState.CAPTURED)
-            said = [message.content for message in catalog.conversation(snapshot.id)]
-            assert said == [str(number) for number in range(snapshot.messages)]
-            if snapshot.call.output and snapshot.call.output != "a" * 64:  # what the records of a first snapshot name
-                assert sum(len(piece) for piece in repository.load_blob(snapshot.call.output)) < 3000
-        for trajectory in catalog.trajectories():
-            own = catalog.snapshots(TrajectoryID(trajectory.id))
-            line = [trajectory.forked_from, *(snapshot.id for snapshot in own)]
-            assert [snapshot.parent for snapshot in own] == line[:-1]
-            assert trajectory.head == SnapshotID(line[-1] or "")
-        assert os.listdir(directory / "repo" / "tmp") == []
-    finally:
-        catalog.close()
-        repository.close()
+        check(catalog, repository, committed)
+    assert os.listdir(directory / "repo" / "tmp") == []
+
+
+def check(catalog: Catalog, repository: FileSpool, committed: dict[str, str]) -> None:
+    snapshots = {snapshot.id: snapshot for snapshot in catalog.all_snapshots()}
+    assert committed.keys() <= snapshots.keys()
+    assert catalog.unstored() == [one.id for one in snapshots.values() if one.state is SnapshotState.CAPTURED]
+    for snapshot in snapshots.values():
+        assert (snapshot.tree is not None) is (snapshot.state is SnapshotState.STORED)
+        assert (catalog.record(snapshot.id) is None) is (snapshot.state is SnapshotState.CAPTURED)
+        said = [message.content for message in catalog.conversation(snapshot.id)]
+        assert said == [str(number) for number in range(snapshot.messages)]
+        if snapshot.call.output and snapshot.call.output != "a" * 64:  # what the records of a first snapshot name
+            assert sum(len(piece) for piece in repository.load_blob(snapshot.call.output)) < 3000
+    for trajectory in catalog.trajectories():
+        own = catalog.snapshots(TrajectoryID(trajectory.id))
+        line = [trajectory.forked_from, *(snapshot.id for snapshot in own)]
+        assert [snapshot.parent for snapshot in own] == line[:-1]
+        assert trajectory.head == SnapshotID(line[-1] or "")
 
 
 MIGRATING = """

@@ -299,6 +299,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
 }
 """Every failpoint of storing, and what reaches it."""
 ELSEWHERE = (
+    "catalog.",
     "engine.rebuild.",
     "engine.journal.",
     "engine.resume.",

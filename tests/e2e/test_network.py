@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import signal
@@ -12,9 +13,11 @@ import socket
 import socketserver
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from snapshotd.client import Sandbox, Snapshotd
 from tests.e2e.support import Snap, processes_with, wait_until
 
 ASK = """
@@ -135,6 +138,22 @@ def test_the_hosts_are_changed_while_it_runs_and_inherited(snap: Snap, runtime: 
         assert snap.json("network", box, "--only", "pypi.org", "--deny", "files.pypi.org")["rules"] == ["pypi.org"]
 
 
+def test_the_hosts_are_changed_while_a_service_starts_that_needs_them(snap: Snap, server: tuple[str, int]) -> None:
+    host, port = server
+    rule, ready = f"{host}:{port}", f"python3 -c 'import socket; socket.create_connection((\"{host}\", {port}), 5)'"
+    with box_with(snap, "--network", f"allow:{rule}") as box:
+        service = ("--detach", "--service", "reaches", "--ready", ready, "--ready-timeout", "40")
+        snap("exec", *service, box, "--", "sleep", "1000000")
+        snap("network", box, "--deny", "*")
+        snap("stop", box)
+        with snap.start("exec", box, "--", "echo", "begun") as begun:
+            wait_until(lambda: "starting" in snap("ps", box).stdout, "the service starts")
+            snap("network", box, "--only", rule)
+            printed, said = begun.communicate(timeout=60)
+        assert printed == "begun\n"
+        assert "did not come back" not in said, "nobody waited until the service had no time left"
+
+
 def test_what_has_no_rules_cannot_be_changed(snap: Snap) -> None:
     with box_with(snap, "--network", "none") as box:
         said = snap("network", box, "--allow", "pypi.org", code=6).stderr
@@ -198,3 +217,71 @@ def test_a_daemon_that_dies_leaves_no_proxy_behind(own_snap: Snap) -> None:
         own_snap.kill_daemon()
         own_snap("ls")
         wait_until(lambda: not proxies(own_snap, container), "it has ended with its sandbox")
+
+
+AGENT = """
+import os, socket, sys, time
+from snapshotd.agent import tool
+
+def reach():
+    try:
+        with socket.create_connection((sys.argv[1], int(sys.argv[2])), 10) as s:
+            s.sendall(b"*1"); s.shutdown(socket.SHUT_WR)
+            return s.recv(100).decode() or "nothing"
+    except OSError:
+        return "nothing"
+
+@tool
+def note(number):
+    with open("/workspace/log", "a") as log:
+        print(number, file=log)
+    return number
+
+print("at first", reach(), flush=True)
+for number in range(3):
+    print(note(number), reach(), flush=True)
+while not os.path.exists("/workspace/go"):
+    time.sleep(0.05)
+"""
+SERVICES = """
+[services.reaches]
+command = "exec sleep 1000000"
+ready = "python3 -c 'import socket; socket.create_connection((\\"%s\\", %d), 5)'"
+ready_timeout = 20
+"""
+
+
+@pytest.mark.parametrize("kind", ["allow", "bridge"])
+@pytest.mark.timeout(300)
+def test_a_replay_reaches_nothing_and_what_comes_behind_it_has_its_network_and_services(
+    own_snap: Snap, server: tuple[str, int], tmp_path: Path, kind: str
+) -> None:
+    """No model call is recorded of this program: it is its own code between two calls that reaches out."""
+    snap, (host, port) = own_snap, server
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "services.toml").write_text(SERVICES % (host, port))
+    network = "bridge" if kind == "bridge" else f"allow:{host}:{port}"
+    options = ("--network", network, "--name", "looks", "--services", tmp_path / "services.toml")
+    with snap.start("run", *options, tmp_path / "agent.py", host, str(port)) as run:
+        assert run.stdout is not None
+        assert [run.stdout.readline() for _ in range(4)] == ["at first hello\n", *(f"{n} hello\n" for n in range(3))]
+        snap.crash()
+        run.communicate(timeout=120)
+    looks = Sandbox.connect("looks", client=Snapshotd(snap.state_dir))
+    (fork,) = looks.head().fork(resume=True)
+    looks.resume()
+    for line in (fork, looks):
+        wait_until(lambda line=line: b"2 " in printed(line), "it has met what is recorded")  # type: ignore[misc]
+        assert printed(line) == b"at first nothing\n0 nothing\n1 nothing\n2 hello\n"
+        (reaches,) = [one.info for one in line.commands() if one.info.status == "running"]
+        assert reaches.service_state == "ready"
+        assert not [event for event in line.events(follow=False) if event["event"] == "warning"]
+        line.exec("touch go")
+        assert line.wait().exit_code == 0
+        line.remove(force=True)
+
+
+def printed(sandbox: Sandbox) -> bytes:
+    return b"".join(
+        base64.b64decode(event["data_b64"]) for event in sandbox.events(follow=False) if event.get("stream") == "stdout"
+    )

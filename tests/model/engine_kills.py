@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from snapshotd.catalog.database import open_database
+from snapshotd.catalog.file import open_database
 from snapshotd.client.autostart import start_daemon
 from snapshotd.client.verbs.base import Wait
 from snapshotd.daemon.lock import lock_holder

@@ -9,12 +9,15 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from snapshotd.catalog.base import Catalog
+from snapshotd.catalog.postgres.catalog import PostgresCatalog
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.errors import Conflict, NotFound
 from snapshotd.types import CallID, CallStatus, Ended, Message, Snapshot, SnapshotID, Trajectory, TrajectoryID
 from tests import long
+from tests.postgres_server import PostgresServer
 from tests.records import begin, ended_entry, follow, fork, make_call, make_entry, make_image
 
 PICK = st.integers(0, 1 << 20)
@@ -54,7 +57,7 @@ class Lines(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.catalog = SqliteCatalog(":memory:")
+        self.catalog = self.open()
         self.image = make_image()
         self.catalog.images.add(self.image)
         self.minds: dict[SnapshotID, Mind] = {}
@@ -62,6 +65,9 @@ class Lines(RuleBasedStateMachine):
         self.count = 0
         self.new: list[SnapshotID] = []
         """What the next check has to look at closely."""
+
+    def open(self) -> Catalog:
+        return SqliteCatalog(":memory:")
 
     def teardown(self) -> None:
         for one in self.minds:
@@ -248,3 +254,14 @@ TestLines = Lines.TestCase
 TestLines.settings = settings(
     max_examples=long.size(12, 600), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+def test_lines_in_postgresql(postgres: PostgresServer) -> None:
+    class InPostgres(Lines):
+        def open(self) -> Catalog:
+            postgres.ask("DROP SCHEMA IF EXISTS snapshotd CASCADE")
+            return PostgresCatalog(postgres.url)
+
+    few = settings(TestLines.settings, max_examples=long.size(3, 60))
+    run_state_machine_as_test(InPostgres, settings=few)
+    postgres.ask("DROP SCHEMA IF EXISTS snapshotd CASCADE")

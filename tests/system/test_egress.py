@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import ssl
 import struct
@@ -210,6 +211,74 @@ def test_a_server_name_in_many_pieces_is_read_whole(internet: Internet) -> None:
     assert internet.tls[GOOD].taken == before
 
 
+def test_a_second_hello_has_to_tell_the_same_name(internet: Internet) -> None:
+    """The server wants a key of another group, and asks the client for another hello."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with internet.sandbox("good.example:8443") as box:
+        assert b"/x" in box.tls("good.example", "good.example", get("good.example", "/x"), 8443)
+        for told, refused in (("good.example", False), ("evil.example", True)):
+            incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+            client = context.wrap_bio(incoming, outgoing, server_hostname="good.example")
+            with box.connect("good.example", 8443) as sock:
+                for number in range(2):
+                    with pytest.raises(ssl.SSLWantReadError):
+                        client.do_handshake()
+                    said, answer = outgoing.read(), b""
+                    sock.sendall(said.replace(b"good.example", told.encode()) if number else said)
+                    with contextlib.suppress(ConnectionResetError):
+                        answer = sock.recv(65536)
+                    incoming.write(answer)
+                assert bool(answer) is not refused
+        is_refused(box, "good.example:8443: TLS names another server: evil.example")
+
+
+def test_a_proxy_that_cannot_be_started_again_now_is_started_later(
+    internet: Internet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process can be made for a while."""
+    with internet.sandbox("good.example") as box:
+        os.kill(proxy_of(box), signal.SIGKILL)
+        wait_until(lambda: box.way_out.mend() and box.way_out.control_fd is None, "its end is noticed")
+        tried: list[object] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "snapshotd.egress.proxy._spawn", lambda *_: tried.append(1) or os.open("/missing", os.O_RDONLY)
+            )
+            wait_until(lambda: not internet.on_machine(box.way_out.mend) or bool(tried), "it was tried")
+        assert box.way_out.mend(), "it is watched on"
+        wait_until(lambda: internet.on_machine(box.way_out.mend) and box.way_out.control_fd is not None, "it is mended")
+        assert b"good.example" in box.said("good.example", 80, get("good.example"))
+
+
+def test_what_nobody_takes_costs_bounded_memory(internet: Internet) -> None:
+    with internet.sandbox("good.example:9000") as box:
+        before, address = memory_of(box), box.address("good.example")
+        held: list[socket.socket] = []
+
+        def hold() -> None:
+            for _ in range(300):
+                sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+                sock.settimeout(30)
+                sock.connect((address, 9000))
+                sock.sendall(b"x\n" + bytes(100))
+                held.append(sock)
+
+        box.inside(hold)
+        for sock in held:
+            assert sock.recv(1)
+        sizes: list[int] = []
+        wait_until(lambda: sizes.append(memory_of(box)) or sizes[-3:-1] == sizes[-2:], "nothing moves any more", 30)  # type: ignore[func-returns-value]
+        assert sizes[-1] - before < 48 << 20
+        for sock in held:
+            sock.close()
+
+
+def memory_of(box: Box) -> int:
+    status = Path(f"/proc/{proxy_of(box)}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) << 10
+
+
 def test_every_request_has_to_name_the_host_of_its_connection(internet: Internet) -> None:
     internet.web[GOOD].served.clear()
     before = served(internet)
@@ -327,11 +396,7 @@ def test_hostile_questions_do_no_harm(internet: Internet) -> None:
 
 def test_the_proxy_has_no_rights(internet: Internet) -> None:
     with internet.sandbox("good.example") as box:
-        pid = next(
-            int(one)
-            for one in os.listdir("/proc")
-            if one.isdigit() and _line(one).endswith(b"\0rig\0") and b"snapshotd.egress.main" in _line(one)
-        )
+        pid = proxy_of(box)
         status = dict(
             line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
         )
@@ -340,6 +405,14 @@ def test_the_proxy_has_no_rights(internet: Internet) -> None:
         assert status["NoNewPrivs"] == "1"
         assert status["Groups"].strip() == ""
         assert b"good.example" in box.said("good.example", 80, get("good.example"))
+
+
+def proxy_of(box: Box) -> int:
+    return next(
+        int(one)
+        for one in os.listdir("/proc")
+        if one.isdigit() and _line(one).endswith(b"\0rig\0") and b"snapshotd.egress.main" in _line(one)
+    )
 
 
 def _line(pid: str) -> bytes:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.hooks import send
 from tests.built_images import minimal_archive
 from tests.e2e.support import Snap
 from tests.ordinary_user import OrdinaryUser, interpreter, ordinary_users, wait_until
@@ -645,3 +646,101 @@ def test_without_a_place_for_the_sockets() -> None:
         assert [(one["ok"], one["detail"]) for one in checks if one["name"] == "sockets"] == [
             (True, f"{other}/snapshotd")
         ]
+
+
+_ASYNCHRONOUS = """
+import asyncio
+from snapshotd.client.aio.client import AsyncSnapshotd
+
+asyncio.run(AsyncSnapshotd(autostart=False).version())
+"""
+_LISTENER = """
+import os, socket, sys, threading
+def heard(listener):
+    while True:
+        connection = listener.accept()[0]
+        print(connection.recv(1 << 16), flush=True)
+        connection.close()
+os.mkdir(sys.argv[1])
+os.chmod(sys.argv[1], 0o755)
+for name in ("snapshotd.sock", "hooks.sock"):
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.path.join(sys.argv[1], name))
+    os.chmod(os.path.join(sys.argv[1], name), 0o666)
+    listener.listen()
+    threading.Thread(target=heard, args=(listener,), daemon=True).start()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_another_users_program_that_listens_at_the_daemons_place_is_told_nothing() -> None:
+    """As in /tmp, where any user may have been first. The command sends neither a secret nor anything else."""
+    with ordinary_users(2, ids=[False, False]) as (user, other):
+        shared = user.home.parent / "shared"
+        shared.mkdir()
+        shared.chmod(0o1777)
+        user.env["XDG_RUNTIME_DIR"] = str(shared)
+        place = shared / "snapshotd"
+        argv = other.command(interpreter(), "-c", _LISTENER, place)
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as listener:
+            try:
+                assert listener.stdout is not None
+                assert listener.stdout.readline() == "ready\n"
+                for command in (["run", "--secret", "KEY", "--isolation", "none", "--", "true"], ["ls"]):
+                    said = user.refused(*command, env={"KEY": "the-secret"})
+                    assert f"a program of user {other.id} listens at {place}/snapshotd.sock" in said, said
+                    assert "nothing was sent" in said
+                program = "from snapshotd.client.client import Snapshotd as S; S(autostart=False).version()"
+                for made in (program, _ASYNCHRONOUS):
+                    done = user.run(interpreter(), "-c", made, code=None)
+                    assert "nothing was sent" in done.stderr, done.stderr
+                dialled = user.run("sh", "-c", "echo the-secret | $0 -m snapshotd dial", interpreter(), code=None)
+                assert "nothing was sent" in dialled.stderr
+                hook = user.run(interpreter(), "-I", "-S", send.__file__, place / "hooks.sock", "hook", "claude")
+                assert f"a program of user {other.id} listens at {place}/hooks.sock" in hook.stderr
+            finally:
+                heard = listener.communicate()[0]
+            assert set(heard.split()) <= {"b''"}, heard
+
+
+def test_a_place_of_sockets_that_no_command_can_enter() -> None:
+    """The user's own runtime directory with a mode that keeps its owner out, and a link to nothing: doctor, and each
+    command, name what is in the way."""
+    with ordinary_users(ids=[False]) as (user,):
+        shut, link = user.home / "shut", user.home / "link"
+        shut.mkdir()
+        os.chown(shut, user.id, user.id)
+        shut.chmod(0)
+        link.symlink_to("/nonexistent")
+        for place, reason in (
+            (shut, f"the mode 0000 of {shut} keeps that user out, whose it is; give it the mode 0700"),
+            (link, f"{link} is no directory: set XDG_RUNTIME_DIR"),
+        ):
+            user.env["XDG_RUNTIME_DIR"] = str(place)
+            assert reason in user.refused("ls")
+            (check,) = (one for one in json.loads(user("doctor", "--json", code=7)) if one["name"] == "sockets")
+            assert not check["ok"]
+            assert str(place) in check["detail"]
+
+
+def test_doctor_advises_a_range_that_nobody_has() -> None:
+    """Two users with the same ids could end each other's sandboxes."""
+    with ordinary_users(ids=[False]) as (user,):
+        (user._databases / "subuid").write_text("one:100000:65536\n")
+        (user._databases / "subgid").write_text("one:100000:65536\ntwo:165536:65536\n")
+        (check,) = (one for one in json.loads(user("doctor", "--json", code=None)) if one["name"] == "privileges")
+        assert "--add-subuids 231072-296607 --add-subgids 231072-296607" in check["fix"]
+
+
+def test_the_documented_command_removes_what_belongs_to_the_range(small_tar: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/install.md").read_text()
+    (words,) = (text for text in page.split("`") if text.endswith("rm -rf ~/.local/state/snapshotd"))
+    with ordinary_users(ids=[True]) as (user,):
+        user("image", "import", user.give(small_tar, "image.tar"), "--name", "base")
+        line = user("create", "--image", "base").strip()
+        user("exec", line, "--", "sh", "-c", "mkdir d; touch d/f; chmod 700 d")
+        user("daemon", "--stop")
+        user.run("sh", "-c", words)
+        assert not user.state_dir.exists()
+        user.nothing_left()

@@ -21,7 +21,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
     ("cli", "client", "integrations", "page"),
     ("daemon",),
     ("engine",),
-    ("fuse",),
+    ("fuse", "fleet"),
     ("layers", "formats", "trees", "repo", "catalog", "runtime", "images", "secrets"),
     ("store", "gateway", "egress", "sqlite"),
     ("kernel",),
@@ -52,6 +52,8 @@ FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("client", "trees"): ("git", "three_way"),  # the rules of a merge, for a folder of the user
     ("client", "store"): ("base", "open"),  # a cache of bundles has the address of a store
     ("integrations", "sqlite"): ("Database", "Form", "Row", "Value", "create", "creating"),  # files without a daemon
+    ("cli", "fleet"): ("base", "opening", "places"),  # the tables are looked at without a daemon
+    ("fleet", "catalog"): ("database", "postgres.catalog", "postgres.driver"),  # its tables stand beside the catalog's
     ("engine", "secrets"): ("base", "configured", "redactor", "stream"),  # not which vault
 }
 """(importer, imported): the only modules it may import. The other side of the socket knows the words of the engine, not
@@ -147,6 +149,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "pyfastcdc": ("repo/", "integrations/langgraph/"),
     "pyfuse3": ("fuse/",),
     "trio": ("fuse/",),  # what pyfuse3 runs on
+    "psycopg": ("catalog/postgres/",),
     "boto3": ("store/s3.py",),
     "botocore": ("store/s3.py",),  # comes with boto3
     "ahocorasick_rs": ("secrets/needles.py",),
@@ -167,6 +170,8 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "deepagents": ("integrations/deepagents/",),
     "opentelemetry": ("integrations/otel/",),
     "inspect_ai": ("integrations/inspect_ai/",),
+    "nemo_gym": ("integrations/nemo_gym/",),
+    "minisweagent": ("integrations/mini_swe_agent/",),
     "mcp": ("integrations/mcp/",),
     "mcp_types": ("integrations/mcp/",),  # comes with mcp
     "uvicorn": ("daemon/", "page/server.py", "integrations/mcp/", "integrations/e2b/"),
@@ -178,6 +183,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
         "integrations/mcp/",
         "integrations/openai_agents/",
         "integrations/inspect_ai/",
+        "integrations/mini_swe_agent/",
     ),  # comes with fastapi
     "anyio": ("daemon/", "integrations/mcp/"),  # comes with fastapi
     "requests": ("runtime/", "images/docker.py", "images/registry.py"),  # what docker raises; comes with it
@@ -306,6 +312,8 @@ def test_every_package_is_in_the_tables() -> None:
         ("engine/sandbox/step.py", "snapshotd.catalog.sqlite.SqliteCatalog", False),
         ("engine/sandbox/step.py", "snapshotd.layers.pivot.pivot", True),
         ("catalog/sqlite.py", "snapshotd.sqlite.Database", True),
+        ("catalog/postgres/driver.py", "psycopg", True),
+        ("catalog/sql.py", "psycopg", False),
         ("sqlite.py", "snapshotd.catalog.schema", False),
         ("engine/sandbox/step.py", "snapshotd.daemon.http.api", False),
         ("daemon/wiring.py", "snapshotd.catalog.sqlite.SqliteCatalog", True),

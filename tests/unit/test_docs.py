@@ -158,6 +158,8 @@ EXECUTED = {
 """What tests of `tests/e2e` run as it stands, and the test: the `console` blocks of pages, all of a recipe for CI."""
 
 ON_NO_PAGE = {
+    "catalog": "needs a database: tests/contract/test_catalog_migration.py has a real one",
+    "fleet": "needs a database: tests/unit/cli/test_fleet.py has a real one",
     "mcp": "speaks a protocol to a program: tests/e2e/test_mcp.py is that program",
     "setup": "installs packages on the machine that runs the tests",
     "ui": "tests/e2e/test_page.py drives it in a browser",

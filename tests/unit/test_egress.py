@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
 
 import pytest
 
+from snapshotd.egress.base import MOST_PIECES, NotAllowed
+from snapshotd.egress.buffers import Buffers
 from snapshotd.egress.lookup import plain
 from snapshotd.egress.places import LinkedNamespace
 from snapshotd.egress.proxy import ProxyProcess
 from snapshotd.egress.refusals import RefusalLog
+from snapshotd.egress.stream import Stream
 from snapshotd.egress.web import _passed_on, may_be_http
 
 
@@ -55,3 +59,29 @@ def test_only_a_change_to_websocket_and_one_length_go_on() -> None:
     assert _passed_on(h2c) == [(b"a", b"b")]
     both = [(b"content-length", b"3"), (b"transfer-encoding", b"chunked")]
     assert _passed_on(both) == [(b"transfer-encoding", b"chunked")]
+
+
+def test_first_words_come_in_so_many_pieces_and_cost_so_much_memory() -> None:
+    async def try_it() -> None:
+        buffers = Buffers(6000)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            stream = Stream(ours, buffers)
+            head = stream.head()
+            for _ in range(MOST_PIECES):
+                theirs.send(b"x")
+                assert await head.receive() == b"x"
+            assert buffers.held == MOST_PIECES
+            theirs.send(b"x")
+            with pytest.raises(NotAllowed, match="too many pieces"):
+                await head.receive()
+            theirs.send(b"y" * 6000)
+            head = stream.head()
+            assert len(await head.receive()) == 4096, "it goes on with little at a time"
+            assert len(await head.receive()) == 6001 - 4096
+            with pytest.raises(NotAllowed, match="hold too much"):
+                await head.receive()
+            stream.close()
+            assert buffers.held == 0
+
+    asyncio.run(try_it())

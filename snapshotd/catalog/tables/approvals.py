@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from snapshotd.catalog import rows
+from snapshotd.catalog.database import CatalogDatabase, Row, Value
 from snapshotd.catalog.lookup import (
     CANDIDATES,
     check_unique,
@@ -19,7 +20,6 @@ from snapshotd.catalog.lookup import (
 from snapshotd.catalog.parts import ApprovalTable, Compensations
 from snapshotd.catalog.tenancy import owned
 from snapshotd.errors import Conflict, InternalError, NotFound
-from snapshotd.sqlite import Database, Row, Value
 from snapshotd.types import (
     Approval,
     ApprovalID,
@@ -48,10 +48,10 @@ FROM compensations c JOIN trajectories t ON t.pk = c.trajectory WHERE c.entry = 
 """
 
 
-class SqliteApprovals(ApprovalTable):
+class SqlApprovals(ApprovalTable):
     """See `base.Approvals`."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: CatalogDatabase) -> None:
         self._db = db
 
     def add(self, approval: Approval) -> None:
@@ -100,10 +100,9 @@ class SqliteApprovals(ApprovalTable):
         check_unique(ref, [row[0] for row in found])
         return _decode(found[0])
 
-    def of_entry(self, entry_id: CallID) -> Approval | None:
-        row = self._db.read_one(
-            _APPROVAL_SELECT + "WHERE a.entry = ? ORDER BY a.pk DESC LIMIT 1", (rows.encode_text(entry_id),)
-        )
+    def of_entry(self, trajectory_id: TrajectoryID, entry_id: CallID) -> Approval | None:
+        where, newest = "WHERE a.entry = ? AND t.id = ?", "ORDER BY a.pk DESC LIMIT 1"
+        row = self._db.read_one(f"{_APPROVAL_SELECT} {where} {newest}", (rows.encode_text(entry_id), trajectory_id))
         return None if row is None else _decode(row)
 
     def decide(
@@ -152,10 +151,10 @@ class SqliteApprovals(ApprovalTable):
         return _decode(row)
 
 
-class SqliteCompensations(Compensations):
+class SqlCompensations(Compensations):
     """See `base.Compensations`."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: CatalogDatabase) -> None:
         self._db = db
 
     def begin(self, compensation: Compensation) -> None:

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from snapshotd.catalog import rows
+from snapshotd.catalog.database import CatalogDatabase, Row, Value
 from snapshotd.catalog.parts import ExperimentTable
 from snapshotd.catalog.tables.requests import add_request
 from snapshotd.catalog.tenancy import owned
 from snapshotd.errors import Conflict, NotFound
 from snapshotd.scores import ExperimentBranch
-from snapshotd.sqlite import Database, Row, Value
 from snapshotd.types import Experiment, RequestKey, TrajectoryID
 
 _SELECT = "SELECT id, name, snapshot, began_at_ns, digest, description, ended FROM experiments"
@@ -24,10 +24,10 @@ FROM experiment_branches b JOIN experiments e ON e.pk = b.experiment
 """
 
 
-class SqliteExperiments(ExperimentTable):
+class SqlExperiments(ExperimentTable):
     """See `base.ExperimentTable`."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: CatalogDatabase) -> None:
         self._db = db
 
     def add(

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from snapshotd.catalog import rows
+from snapshotd.catalog.database import CatalogDatabase, Row
 from snapshotd.catalog.parts import CallFacts, Figures, NumberedSnapshot, TrajectoryTotals
 from snapshotd.kernel import turns
-from snapshotd.sqlite import Database, Row
 from snapshotd.types import LayerID, ModelUse, SideEffect, SnapshotID, SnapshotState, TrajectoryID
 
 _PAGE = 200
@@ -29,20 +29,20 @@ _AMOUNT_MAX = 1e15
 """Reported amounts beyond this, or below 0, are no amounts."""
 
 _OWN = """
-SELECT s.pk, t.id, s.id, s.seq, s.files_bytes, s.own_layers, iif(s.own_layers, k.layers, NULL)
+SELECT s.pk, t.id, s.id, s.seq, s.files_bytes, s.own_layers, CASE WHEN s.own_layers > 0 THEN k.layers END
 FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory JOIN stacks k ON k.pk = s.stack WHERE s.pk > ? ORDER BY s.pk LIMIT ?
 """
 _MODEL_CALLS = """
-SELECT e.snapshot, e.began_at_ns, e.ended_at_ns, e.details -> '$.usage' FROM entries e INDEXED BY entries_by_snapshot
+SELECT e.snapshot, e.began_at_ns, e.ended_at_ns, e.details -> 'usage' FROM entries e INDEXED BY entries_by_snapshot
 WHERE e.snapshot > ? AND e.snapshot <= ? AND e.kind = 'model'
 """
 _MODEL_CALLS_OF = """
-SELECT s.id, e.began_at_ns, e.ended_at_ns, e.details -> '$.usage'
-FROM json_each(?) j CROSS JOIN snapshots s ON s.id = j.value CROSS JOIN entries e ON e.snapshot = s.pk WHERE e.kind = 'model'
+SELECT s.id, e.began_at_ns, e.ended_at_ns, e.details -> 'usage'
+FROM json_each(?) j CROSS JOIN snapshots s CROSS JOIN entries e WHERE s.id = j.value AND e.snapshot = s.pk AND e.kind = 'model'
 """
 _CALLS_OF = """
-SELECT s.id, e.side_effect, e.details ->> '$.sub_agent'
-FROM json_each(?) j CROSS JOIN snapshots s ON s.id = j.value CROSS JOIN entries e ON e.id = s.call_id
+SELECT s.id, e.side_effect, e.details ->> 'sub_agent'
+FROM json_each(?) j CROSS JOIN snapshots s CROSS JOIN entries e WHERE s.id = j.value AND e.id = s.call_id
 """
 
 
@@ -91,8 +91,8 @@ class _Own:
         return TrajectoryTotals(self.snapshots, self.newest[1], self.file_bytes, self.layers, self.model.sum())
 
 
-class SqliteFigures(Figures):
-    def __init__(self, db: Database) -> None:
+class SqlFigures(Figures):
+    def __init__(self, db: CatalogDatabase) -> None:
         self._db = db
         self._one_at_a_time = threading.Lock()
         self._mark = 0
@@ -144,7 +144,8 @@ class SqliteFigures(Figures):
     def _add_counted(self) -> None:
         with self._db.lock:
             found = self._db.read(
-                "SELECT pk, files_bytes FROM snapshots WHERE pk IN (SELECT value FROM json_each(?)) AND files_bytes IS NOT NULL",
+                "SELECT pk, files_bytes FROM snapshots WHERE files_bytes IS NOT NULL"
+                " AND pk IN (SELECT CAST(value AS BIGINT) FROM json_each(?))",
                 (rows.encode_json(list(self._uncounted)),),
             )
             for pk, file_bytes in found:
@@ -177,7 +178,8 @@ class SqliteFigures(Figures):
         found = dict.fromkeys(SnapshotState, 0)
         last = 0
         while page := self._db.read(
-            "SELECT state, count(*), max(pk) FROM (SELECT state, pk FROM snapshots WHERE pk > ? ORDER BY pk LIMIT ?) GROUP BY state",
+            "SELECT state, count(*), max(pk)"
+            " FROM (SELECT state, pk FROM snapshots WHERE pk > ? ORDER BY pk LIMIT ?) AS page GROUP BY state",
             (last, _STATES_PAGE),
         ):
             for state, count, _ in page:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from snapshotd.catalog import rows
+from snapshotd.catalog.database import CatalogDatabase
 from snapshotd.catalog.inserts import add_image
 from snapshotd.catalog.lookup import CANDIDATES, check_unique, id_range, image_number, no, searchable
 from snapshotd.catalog.parts import ImageTable
 from snapshotd.errors import Conflict
-from snapshotd.sqlite import Database
 from snapshotd.types import Image, ImageID, TreeID, short
 
 
-class SqliteImages(ImageTable):
-    def __init__(self, db: Database) -> None:
+class SqlImages(ImageTable):
+    def __init__(self, db: CatalogDatabase) -> None:
         self._db = db
 
     def add(self, image: Image) -> None:

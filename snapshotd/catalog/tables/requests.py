@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from snapshotd.catalog.database import CatalogDatabase
 from snapshotd.catalog.parts import RequestTable
 from snapshotd.errors import Conflict
-from snapshotd.sqlite import Database
 from snapshotd.types import RequestKey
 
 KEPT_NS = 24 * 3600 * 1_000_000_000
@@ -17,7 +17,7 @@ KEPT_MAX = 100_000
 """Most keys that are kept: about 20 MB."""
 
 
-def add_request(db: Database, request: RequestKey | None, made: Sequence[str]) -> None:
+def add_request(db: CatalogDatabase, request: RequestKey | None, made: Sequence[str]) -> None:
     """Record what a request has made (None: it has no key). The oldest keys go. Inside a transaction of the caller."""
     if request is None:
         return
@@ -29,8 +29,8 @@ def add_request(db: Database, request: RequestKey | None, made: Sequence[str]) -
     db.write("DELETE FROM requests WHERE pk <= (SELECT max(pk) FROM requests) - ?", (KEPT_MAX,))
 
 
-class SqliteRequests(RequestTable):
-    def __init__(self, db: Database) -> None:
+class SqlRequests(RequestTable):
+    def __init__(self, db: CatalogDatabase) -> None:
         self._db = db
 
     def add(self, request: RequestKey | None, made: Sequence[str]) -> None:

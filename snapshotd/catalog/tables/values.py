@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from snapshotd.catalog import rows
+from snapshotd.catalog.database import CatalogDatabase, Row
 from snapshotd.catalog.parts import KeyValues
 from snapshotd.errors import Conflict, LimitExceeded, NotFound, UsageError
-from snapshotd.sqlite import Database, Row
 from snapshotd.types import StoredValue
 
 MAX_NAME_BYTES = 1024
@@ -29,11 +29,11 @@ FROM keys k JOIN key_versions v ON v.key = k.pk
 """
 
 
-class SqliteValues(KeyValues):
+class SqlValues(KeyValues):
     """See `base.KeyValues`. LimitExceeded: a tenant, namespace or key of more than 1,024 bytes; a value that nests too
     deep. UsageError: an empty key; a value that is not JSON."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: CatalogDatabase) -> None:
         self._db = db
 
     def put(
@@ -120,7 +120,8 @@ class SqliteValues(KeyValues):
             expired = self._db.write("DELETE FROM key_versions WHERE expires_at_ns <= ?", (now_ns,))
             return expired + self._db.write(
                 "DELETE FROM key_versions WHERE pk IN (SELECT pk FROM ("
-                "SELECT pk, row_number() OVER (PARTITION BY key ORDER BY version DESC) AS place FROM key_versions) WHERE place > ?)",
+                "SELECT pk, row_number() OVER (PARTITION BY key ORDER BY version DESC) AS place FROM key_versions) AS numbered"
+                " WHERE place > ?)",
                 (max(keep_versions, 0),),
             )
 
@@ -163,7 +164,8 @@ class SqliteValues(KeyValues):
     def _live(self, number: int, version: int, now_ns: int) -> StoredValue | None:
         """A version that is there, not expired and no deletion."""
         row = self._db.read_one(
-            _SELECT + "WHERE k.pk = ? AND v.version = ? AND v.value IS NOT NULL AND coalesce(v.expires_at_ns > ?, 1)",
+            _SELECT
+            + "WHERE k.pk = ? AND v.version = ? AND v.value IS NOT NULL AND (v.expires_at_ns IS NULL OR v.expires_at_ns > ?)",
             (number, version, now_ns),
         )
         return None if row is None else _decode(row)

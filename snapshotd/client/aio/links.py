@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from snapshotd.client.aio.apart import apart
 from snapshotd.client.exchange import READ_BYTES
-from snapshotd.client.links import ByteLink, Room, SideTask
+from snapshotd.client.links import ByteLink, Room, SideTask, check_listener
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -92,6 +92,7 @@ class TaskLinks:
         connected.setblocking(False)
         try:
             await asyncio.get_running_loop().sock_connect(connected, path)
+            check_listener(connected, path)
         except BaseException:
             connected.close()
             raise

@@ -13,7 +13,7 @@ import contextlib
 import select
 import socket
 import struct
-import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import anyio.to_thread
@@ -21,7 +21,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from snapshotd.api.wire import FRAME_DATA, FRAME_HEADER, FRAMES, PORT_CONNECTIONS_MAX
+from snapshotd.api.wire import FRAME_DATA, FRAME_HEADER, FRAMES, PORT_CONNECTIONS_MAX, PORT_CONNECTIONS_SHARE
+from snapshotd.catalog.base import present_tenant
 from snapshotd.daemon.http.peer import PEER_TRANSPORT
 from snapshotd.daemon.http.streams import event_frame
 from snapshotd.engine.base import Connection
@@ -36,19 +37,26 @@ Connect = Callable[[Callable[[], object]], Connection]
 
 
 class ConnectionLimit:
-    """Counts the connections of all clients."""
+    """Counts the connections of all clients. A tenant has `PORT_CONNECTIONS_SHARE` of them at most; this
+    machine's own callers, who are of none, have them all. In the event loop alone."""
 
-    def __init__(self, most: int = PORT_CONNECTIONS_MAX) -> None:
-        self._slots = threading.BoundedSemaphore(most)
-        self._most = most
+    def __init__(self, most: int = PORT_CONNECTIONS_MAX, share: int = PORT_CONNECTIONS_SHARE) -> None:
+        self._most, self._share = most, share
+        self._open: Counter[str | None] = Counter()
 
-    def take(self) -> Callable[[], None]:
+    def take(self, tenant: str | None = None) -> Callable[[], None]:
         """Returns the function that gives the place back. LimitExceeded when all are taken."""
-        if not self._slots.acquire(blocking=False):
+        most = self._most if tenant is None else self._share
+        if self._open.total() >= self._most or self._open[tenant] >= most:
             raise LimitExceeded(
-                f"{self._most} connections to ports in sandboxes are open already; close some and connect again"
+                f"{most} connections to ports in sandboxes are open already; close some and connect again"
             )
-        return self._slots.release
+        self._open[tenant] += 1
+        return lambda: self._give_back(tenant)
+
+    def _give_back(self, tenant: str | None) -> None:
+        self._open[tenant] -= 1
+        self._open += Counter()  # forgets those that have none
 
 
 class _Over(Exception):  # noqa: N818 - the end of a connection
@@ -57,7 +65,7 @@ class _Over(Exception):  # noqa: N818 - the end of a connection
 
 async def carried(request: Request, limit: ConnectionLimit, connect: Connect) -> Response:
     """Connect, and answer with what comes. Errors of `connect`; LimitExceeded."""
-    give_back, over, loop = limit.take(), asyncio.Event(), asyncio.get_running_loop()
+    give_back, over, loop = limit.take(present_tenant()), asyncio.Event(), asyncio.get_running_loop()
 
     def ended() -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon has ended

@@ -80,6 +80,11 @@ class Channel:
         except RuntimeError:
             pass  # the loop is closed: the daemon has ended, and no client reads any more
 
+    @property
+    def gone(self) -> bool:
+        """True once the client is."""
+        return self._gone
+
     # -- the event loop's side -----------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -172,9 +177,23 @@ Write = Callable[[bytes], None]
 """Sends raw bytes; raises ClientGone when the client is gone."""
 
 
+class Emitter:
+    """Sends one JSON object, as `Emit`."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def __call__(self, event: Any) -> bool:
+        return self._channel.send(_line(event))
+
+    def is_heard(self) -> bool:
+        """False once the client is gone."""
+        return not self._channel.gone
+
+
 async def ndjson(
     limit: StreamLimit,
-    produce: Callable[[Emit], None],
+    produce: Callable[[Emitter], None],
     *,
     uploading: bool = False,
     attend: Coroutine[None, None, None] | None = None,
@@ -186,10 +205,7 @@ async def ndjson(
     lines at the same time, and ends when the client is gone.
     """
     channel = Channel()
-
-    def emit(event: Any) -> bool:
-        return channel.send(_line(event))
-
+    emit = Emitter(channel)
     beside = None if attend is None else asyncio.ensure_future(_until_gone(attend, channel))
     try:
         failure = await _begin(limit, channel, lambda: produce(emit))

@@ -13,6 +13,8 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
+import anyio
+
 from snapshotd.daemon.http.encoding import json_bytes, run_event
 from snapshotd.engine.base import Event
 from snapshotd.engine.engine import Engine
@@ -32,9 +34,9 @@ WATCHERS_MAX = 2048
 class _Watcher:
     """One client's queue. In the event loop alone."""
 
-    def __init__(self, sees: Callable[[Event], bool]) -> None:
-        """`sees`: true for an event that the client hears of."""
-        self.sees = sees
+    def __init__(self, tenant: str | None) -> None:
+        """`tenant`: the client hears of its trajectories; None: of all."""
+        self.tenant = tenant
         self.arrived = asyncio.Event()
         self._lines: deque[bytes] = deque()
         self._bytes = self._lost = 0
@@ -65,20 +67,25 @@ class Watchers:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: Callable[[], None] = lambda: None
         self._closed = False
+        self._owners: _Owners | None = None
 
     def count(self) -> int:
         """Number of clients."""
         return len(self._watchers)
 
-    def watch(self, engine: Engine, tenant: str | None = None) -> AsyncIterator[bytes]:
+    async def watch(self, engine: Engine, tenant: str | None = None) -> AsyncIterator[bytes]:
         """Lines of events from now on, of a tenant's trajectories (None: of all): `watching` first, `alive` when nothing
         happened for a while, `lost` (with `count`) where some are missing. Ends when the daemon does. LimitExceeded."""
         if len(self._watchers) >= WATCHERS_MAX:
             raise LimitExceeded(f"{WATCHERS_MAX} clients watch already; end one and try again")
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            self._end = engine.life.listen(self._tell)
-        watcher = _Watcher((lambda event: True) if tenant is None else _Own(engine, tenant).has)
+            self._owners = owners = _Owners(engine)
+            self._end = engine.life.listen(lambda event: self._tell(owners, event))
+        if tenant is not None:
+            assert self._owners is not None
+            await anyio.to_thread.run_sync(self._owners.learn, tenant)
+        watcher = _Watcher(tenant)
         self._watchers.add(watcher)
         return self._lines(watcher)
 
@@ -106,10 +113,11 @@ class Watchers:
         finally:
             self._watchers.discard(watcher)
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, owners: _Owners, event: Event) -> None:
         """In the thread in which it happened."""
         if self._watchers:
-            self._wake(lambda: self._put(event))
+            owner = owners.owner(event)
+            self._wake(lambda: self._put(event, owner))
 
     def _wake(self, action: Callable[[], object]) -> None:
         if self._loop is None:
@@ -119,14 +127,14 @@ class Watchers:
         except RuntimeError:
             pass  # the loop is closed: no client reads any more
 
-    def _put(self, event: Event) -> None:
+    def _put(self, event: Event, owner: str | None) -> None:
         try:
             line = _line(run_event(event))
         except Exception:
             log.exception("an event cannot be written")
             return
         for watcher in self._watchers:
-            if watcher.sees(event):
+            if watcher.tenant in (None, owner):
                 watcher.put(line)
 
     def _wake_all(self) -> None:
@@ -134,18 +142,29 @@ class Watchers:
             watcher.arrived.set()
 
 
-class _Own:
-    """A tenant's trajectories, those that were removed while it watched among them."""
+class _Owners:
+    """The tenants of trajectories, those that were removed since somebody watched among them. Thread-safe."""
 
-    def __init__(self, engine: Engine, tenant: str) -> None:
-        self._snapshots, self._tenant = engine.snapshots, tenant
-        self._own: set[str] = {*engine.snapshots.of_tenant(tenant)}
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._owners: dict[str, str | None] = {}
+        self._tenants: frozenset[str] = frozenset()
 
-    def has(self, event: Event) -> bool:
-        trajectory = TrajectoryID(str(event.get("trajectory", "")))
-        if trajectory not in self._own:
-            self._own |= self._snapshots.of_tenant(self._tenant, trajectory)
-        return trajectory in self._own
+    def learn(self, tenant: str) -> None:
+        """Know the trajectories of a tenant, from now on."""
+        self._tenants |= {tenant}
+        self._owners.update(dict.fromkeys(self._engine.snapshots.of_tenant(tenant), tenant))
+
+    def owner(self, event: Event) -> str | None:
+        """The tenant whose trajectory an event is about, if somebody of it has ever watched."""
+        trajectory = str(event.get("trajectory", ""))
+        if not self._tenants:
+            return None
+        if trajectory not in self._owners:
+            known = TrajectoryID(trajectory)
+            found = (tenant for tenant in self._tenants if self._engine.snapshots.of_tenant(tenant, known))
+            self._owners[trajectory] = next(found, None)
+        return self._owners[trajectory]
 
 
 def _line(event: Event) -> bytes:

@@ -100,6 +100,22 @@ INTEGRATIONS = {
             "`snapshotd mcp`, for agents that speak MCP",
         ),
         Integration(
+            "mini-swe-agent",
+            "mini-swe-agent",
+            (2, 4, 6),
+            (2, 5),
+            "snapshotd.integrations.mini_swe_agent",
+            "sandboxes for mini-swe-agent, whose trajectories name snapshots",
+        ),
+        Integration(
+            "nemo-gym",
+            "nemo-gym",
+            (0, 4),
+            (0, 5),
+            "snapshotd.integrations.nemo_gym",
+            "sandboxes for NeMo Gym, cloned and restored under a fence",
+        ),
+        Integration(
             "openai-agents",
             "openai-agents",
             (0, 24),

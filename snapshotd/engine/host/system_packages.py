@@ -151,6 +151,13 @@ PACKAGES: tuple[Package, ...] = (
     Package("qemu-system-x86", ("qemu-system-x86_64",), "tests on other kernels", "develop"),
     Package("chromium", ("chromium",), "tests of the page", "develop"),
     Package("busybox-static", ("busybox",), "tests on other kernels", "develop"),
+    Package(
+        "postgresql",
+        ("pg_ctlcluster", "postgres"),
+        "tests of a catalog in PostgreSQL",
+        "develop",
+        {"dnf": "postgresql-server"},
+    ),
     Package("docker-compose", ("docker-compose", *COMPOSE_PLUGINS), "the test that deploys the daemon", "develop"),
 )
 LEVELS = {

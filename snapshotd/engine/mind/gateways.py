@@ -21,8 +21,7 @@ from snapshotd.errors import SandboxFailed, UsageError
 from snapshotd.gateway.base import Gateway, GatewayHandler, Upstream
 from snapshotd.gateway.base import ProviderKind as Family
 from snapshotd.kernel.namespaces import in_network_namespace
-from snapshotd.kernel.net.uplink import bring_up, take_down
-from snapshotd.types import Network, Trajectory, short
+from snapshotd.types import Trajectory, short
 
 PORT = 11411
 """Port of the endpoint inside the sandbox: no process uses ports before the sandbox's first program."""
@@ -103,9 +102,6 @@ class Gateways:
         if not upstreams:
             return
         listener = self._listener(sandbox)
-        outside = sandbox.way_out is not None or sandbox.trajectory.spec.network == Network.BRIDGE
-        if outside and journal.replay.replaying:
-            journal.replay.before_live(_take_network(sandbox))
         calls = ModelCalls(self._context, journal)
         if record is not None:
             calls.restore(record)
@@ -141,31 +137,6 @@ class Gateways:
                 key = None if key is None else reveal(key)
                 found[family] = Upstream(reveal(url), key, model=None if model is None else reveal(model))
         return found
-
-
-def _take_network(sandbox: Sandbox) -> Callable[[], None]:
-    """Take the sandbox's network away: in a replay its program runs its tools again, and their effects outside must not
-    happen twice. Returns the function that gives the network back. SandboxFailed."""
-    name, pid = short(sandbox.trajectory.id), sandbox.container.pid
-    if sandbox.way_out is not None:
-        sandbox.way_out.suspend()
-        return sandbox.way_out.resume
-    try:
-        uplink = take_down(pid)
-    except OSError as exc:
-        raise SandboxFailed(
-            f"the network of {name} cannot be switched off for its replay: {exc.strerror}; resume again"
-        ) from exc
-
-    def give_back() -> None:
-        try:
-            bring_up(pid, uplink)
-        except OSError as exc:
-            raise SandboxFailed(
-                f"the network of {name} cannot be switched on after its replay: {exc.strerror}; resume again"
-            ) from exc
-
-    return give_back
 
 
 def _listen() -> socket.socket:

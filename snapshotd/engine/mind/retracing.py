@@ -3,8 +3,9 @@
 Every call is answered from the journal and the root is switched to the recorded one, so that the program finds the same files. The recorded
 files replace what it writes between two recorded calls. After the last one nothing does, so what it writes has to stay: the root is
 switched to the newest files of the trajectory with the answer of that call (or before the program begins, if it has made none), not when
-the program goes live with its next call, or ends. A program that leaves the recorded path is refused (a resume), or goes live right there,
-as a branch (a fork). replay.py matches the recorded calls, retelling.py the recorded conversation.
+the program goes live with its next call, or ends. With the last recorded answer the sandbox has its network and services. A program that
+leaves the recorded path is refused (a resume), or goes live right there, as a branch (a fork). replay.py matches the
+recorded calls, retelling.py the recorded conversation.
 """
 
 from __future__ import annotations
@@ -46,7 +47,6 @@ class NoReplay:
         self.lock = threading.RLock()
         """Guards the replay; taken before the sandbox's lock."""
         self._held: HeldMessages | None = None
-        self._files_stay: Callable[[], object] | None = None
 
     @property
     def retraces(self) -> bool:
@@ -97,17 +97,9 @@ class NoReplay:
         """Wait before a replayed reply that asks for these calls. Where nothing that follows from them is recorded, they run for real, so
         everything else has to be met before the program gets the reply. Diverged."""
 
-    def before_live(self, call: Callable[[], None]) -> None:
-        """Have `call` called when the replay ends, before the program goes live."""
-
-    def when_files_stay(self, call: Callable[[], object]) -> None:
-        """Have `call` called when the replay has brought the last files: what is written from then on stays."""
-        self._files_stay = call
-
-    def _let_files_stay(self) -> None:
-        call, self._files_stay = self._files_stay, None
-        if call is not None:
-            call()
+    def when_met(self, call: Callable[[], object]) -> None:
+        """Have `call` called when nothing recorded is left to be met and the last files are there, before the program gets
+        the last recorded answer; the first one given is called first."""
 
     def when_live(self, call: Callable[[], None]) -> None:
         """Call now, and when the program has gone live."""
@@ -180,6 +172,13 @@ class _Way:
         self._places = {entry.id: number for number, entry in enumerate(resumption.entries)}
         self._place = -1
         self._stands_at, self._stands_since_s = -1, 0.0
+        self.when_met: list[Callable[[], object]] = []
+
+    def end(self) -> None:
+        """The program does from now on what is not recorded: it needs the network and its services."""
+        while self.when_met:
+            self.when_met[0]()
+            self.when_met.pop(0)
 
     def stands_s(self, matched: int) -> float:
         """Seconds since a call first asked this with the same number of `matched` entries: so long nothing was met."""
@@ -214,7 +213,6 @@ class Retracing(NoReplay):
         self._way = _Way(resumption, retelling, places.newest(resumption.head))
         self._last = self._replay.last(lambda entry: files_left_by(self._catalog, entry) is not None)
         """The recorded call after which no other files come."""
-        self._before_live: Callable[[], None] = lambda: None
         self._after_live: Callable[[], None] = lambda: None
 
     @property
@@ -339,6 +337,8 @@ class Retracing(NoReplay):
         with self.lock:
             if self._last is None:
                 self._go_to_newest()
+                if self._replay.exhausted:
+                    self._way.end()
 
     def _met(self, entry: JournalEntry) -> Recorded:
         reached = files_left_by(self._catalog, entry)
@@ -356,6 +356,8 @@ class Retracing(NoReplay):
             self._way.retelling.skip(entry.details.get(SAID, 0))
         else:
             self._way.models.append(entry)
+        if self._replay.exhausted and self._way.has_newest:
+            self._way.end()
         self._moved.notify_all()
         self._tell({"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot})
         return Recorded(reveal_entry(self._funnel, entry), own)
@@ -384,11 +386,9 @@ class Retracing(NoReplay):
     def _go_to_newest(self) -> None:
         self._places.go_to(self.sandbox, self._way.newest)
         self._way.has_newest = True
-        self._let_files_stay()
 
     def _live(self) -> None:
-        self._let_files_stay()
-        self._before_live()
+        self._way.end()
         with self.sandbox.lock:
             state = self.sandbox.mind.state
             self.sandbox.mind.put(state, changed=state != self._catalog.state(self.sandbox.head))
@@ -457,8 +457,8 @@ class Retracing(NoReplay):
             self._other_than(self._replay.next, actual)
             return False
 
-    def before_live(self, call: Callable[[], None]) -> None:
-        self._before_live = call
+    def when_met(self, call: Callable[[], object]) -> None:
+        self._way.when_met.append(call)
 
     def when_live(self, call: Callable[[], None]) -> None:
         self._after_live = call

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from snapshotd.engine.base import CommandInfo, Event, Stream
 from snapshotd.engine.context import Context
-from snapshotd.engine.events import EventLog, EventLogs, completed
+from snapshotd.engine.events import EventLog, EventLogs, Wait, completed
 from snapshotd.types import CallID, CallStatus, Snapshot, SnapshotID, TrajectoryID, short
 
 ENDED_MAX = 32
@@ -90,7 +90,7 @@ class CommandRecords:
                     found.append(_read(path))
         return sorted(found, key=lambda info: info.began_at_ns)
 
-    def follow(self, info: CommandInfo, *, wait: bool) -> Iterator[Event]:
+    def follow(self, info: CommandInfo, *, wait: Wait) -> Iterator[Event]:
         """The events of a command, its whole output among them; with `wait`, until `finished`."""
         return completed(self._logs.follow(_name(info), wait=wait), self._output)
 

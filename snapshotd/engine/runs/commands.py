@@ -23,7 +23,7 @@ from snapshotd.engine import requests
 from snapshotd.engine.base import CommandInfo, Event, ExecResult, OutputSink
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
-from snapshotd.engine.events import EventLog
+from snapshotd.engine.events import EventLog, Wait
 from snapshotd.engine.runs.command_records import CommandRecords, ended_with
 from snapshotd.engine.runs.execution import KILLED, Execution, reached_limit, status_of
 from snapshotd.engine.sandbox import signals
@@ -154,7 +154,7 @@ class KnownCommands:
         assert kept is not None
         return kept.write(data, short(info.id), end=end)
 
-    def events(self, trajectory: Trajectory, ref: str, *, follow: bool) -> Iterator[Event]:
+    def events(self, trajectory: Trajectory, ref: str, *, follow: Wait) -> Iterator[Event]:
         """See `RunService.command_events`."""
         return self._records.follow(self._find_in_background(trajectory, ref), wait=follow)
 

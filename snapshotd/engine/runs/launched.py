@@ -17,6 +17,7 @@ from snapshotd.engine.mind.idempotency import Keys, cut_off
 from snapshotd.engine.mind.journal import Journal
 from snapshotd.engine.mind.keyvalue import KeyValueStore
 from snapshotd.engine.mind.replay import Resumption
+from snapshotd.engine.mind.retracing import NoReplay
 from snapshotd.engine.mind.reuse import Reuse, wanted
 from snapshotd.engine.mind.unrecorded import UnrecordedCalls
 from snapshotd.engine.protocol.agent_handler import HandlerSlot
@@ -25,7 +26,8 @@ from snapshotd.engine.sandbox.places import Places
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import StepListener
 from snapshotd.errors import NotFound, SandboxFailed
-from snapshotd.types import ContainerID, Snapshot, SnapshotID, Trajectory
+from snapshotd.kernel.net.uplink import bring_up, take_down
+from snapshotd.types import ContainerID, Network, Snapshot, SnapshotID, Trajectory, short
 
 _END_S = 10.0
 _log = logging.getLogger(__name__)
@@ -45,7 +47,7 @@ class Adoption:
         gateways: Gateways,
         start_services: Callable[[Sandbox], object],
     ) -> None:
-        """`listener` is told of every step; `start_services` is called when a replay has brought a sandbox's last files."""
+        """`listener` is told of every step; `start_services` is called when a replay has met all."""
         self._context, self._listener, self._places = context, listener, places
         self._start_services = start_services
         self._gate, self._store, self._gateways = gate, store, gateways
@@ -61,7 +63,9 @@ class Adoption:
         journal = self._journal(sandbox, resumption, keys)
         calls.bind(AgentCalls(self._context, journal, self._store))
         self._gateways.open(sandbox, journal)
-        journal.replay.when_files_stay(partial(self._start_services, sandbox))
+        if journal.replay.retraces:
+            _take_network(sandbox, journal.replay)
+        journal.replay.when_met(partial(self._start_services, sandbox))
         journal.replay.begin()
         return journal
 
@@ -88,6 +92,34 @@ class Adoption:
     def _journal(self, sandbox: Sandbox, resumption: Resumption | None, keys: Keys | None) -> Journal:
         reuse = Reuse(self._context, sandbox) if wanted(self._context.catalog, sandbox.trajectory) else None
         return Journal(self._context, sandbox, self._listener, self._places, self._gate, resumption, keys, reuse)
+
+
+def _take_network(sandbox: Sandbox, replay: NoReplay) -> None:
+    """Take the sandbox's network away until the replay has met all: what its program does outside between its recorded
+    calls, and what the tools do that it runs by itself, must not happen twice. SandboxFailed."""
+    name, pid = short(sandbox.trajectory.id), sandbox.container.pid
+    if sandbox.way_out is not None:
+        sandbox.way_out.suspend()
+        replay.when_met(sandbox.way_out.resume)
+        return
+    if sandbox.trajectory.spec.network != Network.BRIDGE:
+        return
+    try:
+        uplink = take_down(pid)
+    except OSError as exc:
+        raise SandboxFailed(
+            f"the network of {name} cannot be switched off for its replay: {exc.strerror}; resume again"
+        ) from exc
+
+    def give_back() -> None:
+        try:
+            bring_up(pid, uplink)
+        except OSError as exc:
+            raise SandboxFailed(
+                f"the network of {name} cannot be switched on after its replay: {exc.strerror}; resume again"
+            ) from exc
+
+    replay.when_met(give_back)
 
 
 class ThrowAways:
@@ -155,7 +187,10 @@ def renew_network(catalog: Catalog, sandboxes: Iterable[Sandbox], end: Callable[
         if sandbox.way_out is None:
             continue
         try:
-            with contextlib.suppress(NotFound):  # it is not recorded yet, or a throw-away: nobody has changed it
+            with (
+                contextlib.suppress(NotFound),
+                sandbox.use.changing_network,
+            ):  # not recorded yet, or thrown away: as it was
                 recorded = catalog.get_trajectory(sandbox.trajectory.id).spec.network
                 if recorded != sandbox.trajectory.spec.network:
                     sandbox.reach(recorded)

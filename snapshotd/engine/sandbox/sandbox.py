@@ -78,6 +78,8 @@ class SandboxUse:
         outlive."""
         self.starting_services = threading.Lock()
         """Held while services are started, so that each is started once."""
+        self.changing_network = threading.Lock()
+        """Held while the recorded rules are read and put in force, so that the last ones stay in force."""
         self._notices: list[str] = []
         self.agent_running = agent_running
         self.idle_timeout_s = 0.0

@@ -27,7 +27,7 @@ class ApprovalService:
         the same call what has been decided by now. Without a question the policy decides; None: it lets the call run.
 
         The approval is bound to the call's name and arguments, not to files: the program that asked sees to those.
-        Denied: the policy does not let it run; Conflict: another call has the name; UsageError: the name is malformed."""
+        Denied: the policy does not let it run; Conflict: another call of it has the name; UsageError: the name is malformed."""
         return self._approvals.ask(
             self._catalog.resolve_trajectory(check_ref(request.trajectory, "trajectory")),
             CallID(request.call),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Literal
@@ -22,7 +23,7 @@ from snapshotd.engine.base import (
 )
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
-from snapshotd.engine.events import completed
+from snapshotd.engine.events import Wait, completed
 from snapshotd.engine.mind.reuse import REPLIES, REUSE
 from snapshotd.engine.runs import folder_mode, inputs, ports, snapshot_now
 from snapshotd.engine.runs.creation import Creation, throw_away
@@ -54,6 +55,8 @@ class RunService:
         self._context, self._catalog, self._sessions, self._resumes = context, context.catalog, sessions, resumes
         self._background, self._archive, self._disposal = background, archive, disposal
         self._creation = Creation(context, sessions)
+        self._changing_network = threading.Lock()
+        """Held while rules are changed in the catalog."""
 
     def create(self, request: SandboxRequest, *, experiment: ExperimentID | None = None) -> tuple[Trajectory, Snapshot]:
         """A sandbox without an agent, running, with its first snapshot. `experiment`: the one that it is made for."""
@@ -113,13 +116,14 @@ class RunService:
             if not s.closed
         ]
 
-    def events(self, ref: str, *, follow: bool) -> Iterator[Event]:
-        """The events of a trajectory's run from its beginning. With `follow`, waits for more until `finished`."""
+    def events(self, ref: str, *, follow: Wait) -> Iterator[Event]:
+        """The events of a trajectory's run from its beginning. With `follow`, waits for more until `finished`, or until it
+        is false."""
         trajectory = self._catalog.resolve_trajectory(ref)
         last: Event | None = None
         for last in completed(self._context.events.follow(trajectory.id, wait=follow), self._output):
             yield last
-        if follow and last is not None and last["event"] != "finished":
+        if follow is not False and last is not None and last["event"] != "finished":
             yield {
                 "event": "finished",
                 "trajectory": trajectory.id,
@@ -146,13 +150,13 @@ class RunService:
         self, ref: str, request: CommandFields, *, sink: OutputSink, caller: Caller | None = None
     ) -> ExecResult:
         """Run a command in a throw-away fork of a snapshot; nothing of it is kept. It ends when the `caller` is
-        gone, or after `timeout_s` seconds, as in `exec`."""
+        gone, or after `timeout_s` seconds, as in `exec`. The services of the fork have as much time before it."""
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
             owner = self._catalog.get_trajectory(source.trajectory)
             trajectory, _ = throw_away(self._context.sandbox_spec(owner.spec), source.stack, env=owner.env)
             trajectory = replace(trajectory, head=source.id, forked_from=source.id)  # it may see its ancestors' secrets
             throw_aways, services = self._sessions.throw_aways, self._sessions.services
-            with throw_aways.start(trajectory, source) as sandbox, services.beside(sandbox):
+            with throw_aways.start(trajectory, source) as sandbox, services.beside(sandbox, request.timeout_s, caller):
                 return self._sessions.commands.exec(sandbox, request, sink=sink, record=False, caller=caller)
 
     def exec_in_background(self, ref: str, request: BackgroundRequest) -> CommandInfo:
@@ -189,9 +193,9 @@ class RunService:
         NotFound, Ambiguous; so do all that take `command`."""
         return self._sessions.commands.known.find(self._trajectory(ref), command)
 
-    def command_events(self, ref: str, command: str, *, follow: bool) -> Iterator[Event]:
+    def command_events(self, ref: str, command: str, *, follow: Wait) -> Iterator[Event]:
         """The events of a command from its beginning: `started`, `output`, `finished` (with `status`, `exit_code`,
-        `snapshot`). With `follow`, waits for more until `finished`. UsageError: it runs in the foreground, so its client
+        `snapshot`). `follow` is that of `events`. UsageError: it runs in the foreground, so its client
         has its input and output; `write_command` alike."""
         return self._sessions.commands.known.events(self._trajectory(ref), command, follow=follow)
 
@@ -237,9 +241,9 @@ class RunService:
         """Change the hosts that a trajectory's sandboxes reach: one that runs from now on, and those of later starts and
         forks. Connections that are not allowed any more are cut. Conflict: its network is not one of rules; UsageError,
         LimitExceeded: a rule is malformed, or there are too many; SandboxFailed: they are recorded, and not in force in
-        the sandbox, which reaches nothing then."""
+        the sandbox, which reaches nothing then. Waits for no start: a sandbox that is started meanwhile gets them."""
         found = self._catalog.resolve_trajectory(ref)
-        with self._sessions.starting(found.id):
+        with self._changing_network:
             before = self._catalog.get_trajectory(found.id).spec.network
             if not before.allows_names:
                 raise Conflict(
@@ -248,8 +252,8 @@ class RunService:
                 )
             rules = HostRules(before.rules if only is None else only).changed(allow, deny)
             self._catalog.set_network(found.id, Network.allowing(rules.texts))
-            mine = [one for one in self._sessions.launched() if one.trajectory.id == found.id]
-            renew_network(self._catalog, mine, lambda _: None)
+        mine = [one for one in self._sessions.launched() if one.trajectory.id == found.id]
+        renew_network(self._catalog, mine, lambda _: None)
         return self.network(found.id)
 
     def connect(self, ref: str, port: int, ended: Callable[[], object]) -> Connection:

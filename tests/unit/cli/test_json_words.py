@@ -13,10 +13,11 @@ from tests.json_words import faults
 from tests.unit.cli.conftest import Cli
 from tests.unit.cli.world import World
 
-ELSEWHERE = {"bisect", "daemon", "merge", "network", "port"}
+ELSEWHERE = {"bisect", "catalog migrate", "daemon", "fleet drain", "fleet status", "merge", "network", "port"}
 SAID_ELSEWHERE = {
     *("first_bad", "last_good", "unknown", "tried", "round", "rounds", "outcome", "flaky"),  # bisect
     *("address", "rules"),
+    *("row_count", "tables", "sha256"),  # tests/contract/test_catalog_migration.py
     *("durability", "free_bytes", "free_memory_bytes", "image_count", "instance", "layer_kind", "policy_file"),
     *(
         "runtimes",

@@ -38,10 +38,12 @@ OTHER_NAMES = {
 """Command to the client's method, where they do not have one name."""
 
 ONLY_COMMANDS = {
+    "catalog": "copies a catalog while no daemon has it",
     "completion": "prints a script for the user's shell",
     "daemon": "is the daemon; the client starts one by itself",
     "dial": "carries a connection of a client that comes through ssh",
     "doctor": "looks at the machine where no daemon can run",
+    "fleet": "asks the database of a fleet, and no daemon",
     "hooks": "writes the settings of programs of this machine",
     "login": "keeps a token on this machine",
     "logout": "forgets it",

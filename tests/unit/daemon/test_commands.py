@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import os
+import socket
 
 import pytest
 
 from snapshotd.client import ExecFailed, Sandbox
 from snapshotd.client.transport import Transport
 from snapshotd.client.twofold import run
+from snapshotd.daemon.http.streams import IDLE_MAX
 from snapshotd.errors import CommandNotFound, Conflict, NotFound, UsageError
 from snapshotd.types import new_id
 from tests.unit.daemon.asking import eventually
@@ -115,3 +118,26 @@ def test_a_follower_that_goes_away_leaves_nothing(box: Sandbox, shared_daemon: D
         follower.close()  # type: ignore[attr-defined]
     command.write("y", end=True)
     eventually(lambda: command.info.status == "done")
+
+
+def test_a_follower_that_has_left_holds_no_thread(daemon: Daemon) -> None:
+    """Nothing happens in its command: nothing is sent that would fail."""
+    box = Sandbox.create(client=daemon.client)
+    command = box.exec(["sleep", "1000"], background=True)
+    at_rest, many = threads_of(daemon), 3 * IDLE_MAX
+    followers = []
+    for _ in range(many):
+        follower = socket.socket(socket.AF_UNIX)
+        follower.connect(str(daemon.socket_path))
+        path = f"/v1/trajectories/{box.id}/commands/{command.id}/events?follow=true"
+        follower.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert follower.recv(12) == b"HTTP/1.1 200"
+        followers.append(follower)
+    assert threads_of(daemon) >= at_rest + many - IDLE_MAX
+    for follower in followers:
+        follower.close()
+    eventually(lambda: threads_of(daemon) <= at_rest + IDLE_MAX)
+
+
+def threads_of(daemon: Daemon) -> int:
+    return len(os.listdir(f"/proc/{daemon.process.pid}/task"))

@@ -241,6 +241,19 @@ def test_there_is_a_limit(box: Sandbox, server: socket.socket, monkeypatch: pyte
     limit.take()
 
 
+def test_one_tenant_leaves_places_to_the_others() -> None:
+    limit = ConnectionLimit(3, 1)
+    give_back = limit.take("acme")
+    with pytest.raises(LimitExceeded, match="1 connections"):
+        limit.take("acme")
+    limit.take("other")
+    limit.take()
+    with pytest.raises(LimitExceeded, match="3 connections"):
+        limit.take()
+    give_back()
+    limit.take("acme")
+
+
 def test_a_unix_socket_is_for_this_user_alone_and_goes_with_the_port(
     box: Sandbox, server: socket.socket, short_dir: Path
 ) -> None:

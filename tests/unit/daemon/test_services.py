@@ -52,17 +52,17 @@ def test_it_comes_back_in_forks_rewinds_and_starts_of_later_snapshots(box: Sandb
     assert starts(box) == 1
     (fork,) = declared.fork()
     assert states(fork) == {"web": "ready"}
-    assert starts(fork) == 2, "it was ready before the command began"
+    eventually(lambda: starts(fork) == 2)
     (earlier,) = before.fork()
     assert states(earlier) == {}
     box.rewind(before)
     assert states(box) == {"web": "stopped"}
     box.undo()
     assert states(box) == {"web": "ready"}
-    assert starts(box) == 2
+    eventually(lambda: starts(box) == 2)
     box.stop()
     assert states(box) == {"web": "stopped"}
-    assert starts(box) == 3
+    eventually(lambda: starts(box) == 3)
     assert [one.info.tool.name for one in box.snapshots()].count("service") == 1, "its ends and starts leave none"
 
 
@@ -76,6 +76,13 @@ def test_it_runs_in_throw_away_forks(box: Sandbox, shared_daemon: Daemon) -> Non
     box.exec("touch broken")
     with pytest.raises(SandboxFailed, match="nothing was run in the throw-away fork: the service web"):
         shared_daemon.client.exec_snapshot(box.head().id, ["true"])
+
+
+def test_in_a_throw_away_fork_it_has_the_time_that_the_caller_allows(box: Sandbox, shared_daemon: Daemon) -> None:
+    box.exec("exec sleep 1000", service=ServiceOptions("web", ready="test ! -e slow"))
+    box.exec("touch slow")
+    with pytest.raises(SandboxFailed, match=r"web of .* did not come back: it was not ready within the 0\.7 s"):
+        shared_daemon.client.exec_snapshot(box.head().id, ["true"], timeout=0.7)
 
 
 def test_one_that_does_not_get_ready_is_not_declared(box: Sandbox) -> None:

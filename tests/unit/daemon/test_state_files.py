@@ -5,7 +5,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from snapshotd.catalog.database import meta_in_file
+from snapshotd.catalog.file import meta_in_file
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.config import Config
 from snapshotd.daemon import state_files, wiring

@@ -38,7 +38,7 @@ async def read(follower: AsyncIterator[bytes]) -> list[dict[str, Any]]:
 def test_a_slow_follower_loses_the_oldest_and_is_told() -> None:
     async def follow() -> None:
         watch, watchers = Watch(), Watchers()
-        slow, quick = watchers.watch(engine(watch)), watchers.watch(engine(watch))
+        slow, quick = await watchers.watch(engine(watch)), await watchers.watch(engine(watch))
         assert await read(slow) == await read(quick) == [{"event": "watching"}]
         heard = []
         for number in range(KEPT_MAX + 5):
@@ -59,7 +59,7 @@ def test_large_events_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def follow() -> None:
         watch, watchers = Watch(), Watchers()
-        follower = watchers.watch(engine(watch))
+        follower = await watchers.watch(engine(watch))
         await read(follower)
         for size in (300, 300, 300, 5000):
             watch.publish({"event": "approval", "text": "x" * size})
@@ -75,9 +75,9 @@ def test_a_follower_is_told_that_the_daemon_lives_and_ends(monkeypatch: pytest.M
 
     async def follow() -> None:
         watch, watchers = Watch(), Watchers()
-        follower = watchers.watch(engine(watch))
+        follower = await watchers.watch(engine(watch))
         with pytest.raises(LimitExceeded):
-            watchers.watch(engine(watch))
+            await watchers.watch(engine(watch))
         assert [await read(follower), await read(follower)] == [[{"event": "watching"}], [{"event": "alive"}]]
         await asyncio.to_thread(watchers.close)
         assert [event async for event in follower if b"alive" not in event] == []

@@ -149,6 +149,7 @@ def test_what_is_untouched_is_in_no_layer(world: World) -> None:
     (world.folder / "kept").mkdir()
     (world.folder / "kept/file").write_text("x")
     (world.folder / "gone").write_text("x")
+    _await_tick()
     world.capture()
     (world.folder / "gone").unlink()
     (world.folder / "new").write_text("x")

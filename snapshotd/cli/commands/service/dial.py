@@ -12,6 +12,7 @@ import click
 from snapshotd.cli.command import connect, declare
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.exchange import READ_BYTES, unreachable
+from snapshotd.client.links import check_listener
 
 
 @declare("dial", examples=["ssh build.example.org snapshotd dial"])
@@ -31,18 +32,23 @@ def command(ctx: click.Context) -> int:
 
 def _dialled(client: Snapshotd) -> socket.socket:
     """A connection to the daemon, which is started if it does not run."""
+    with contextlib.suppress(OSError):
+        return _connected(client)
+    client.version()
+    try:
+        return _connected(client)
+    except OSError as exc:
+        raise unreachable(exc, client.socket_path) from exc
+
+
+def _connected(client: Snapshotd) -> socket.socket:
     daemon = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         daemon.connect(str(client.socket_path))
-    except OSError:
+        check_listener(daemon, str(client.socket_path))
+    except BaseException:
         daemon.close()
-        client.version()
-        daemon = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            daemon.connect(str(client.socket_path))
-        except OSError as exc:
-            daemon.close()
-            raise unreachable(exc, client.socket_path) from exc
+        raise
     return daemon
 
 

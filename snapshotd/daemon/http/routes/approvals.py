@@ -29,7 +29,7 @@ def approvals(service: ServiceDep, status: Annotated[t.ApprovalStatus | None, Qu
 @handles(operations.ASK)
 def ask(body: AskRequest, service: ServiceDep) -> t.Approval | None:
     """Ask a person about a call of a program outside of the sandbox; with the same `call` again: what has been decided.
-    null: the policy lets it run, and nobody is asked. Denied: the policy does not; Conflict: another call has the name."""
+    null: the policy lets it run, and nobody is asked. Denied: the policy does not; Conflict: another call of it has the name."""
     check_json(body.arguments, "the arguments")
     return service.engine.approvals.ask(body)
 
@@ -71,4 +71,5 @@ def deny(request: Request, approval: _Approval, body: DenyRequest, service: Serv
 )
 async def watch(service: ServiceDep) -> Response:
     """Events for outside tools, of all trajectories that the caller sees, from now on."""
-    return StreamingResponse(service.watchers.watch(service.engine, present_tenant()), media_type=LINES)
+    lines = await service.watchers.watch(service.engine, present_tenant())
+    return StreamingResponse(lines, media_type=LINES)

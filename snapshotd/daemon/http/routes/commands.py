@@ -77,7 +77,9 @@ async def command_events(
     engine = service.engine
     return await streams.ndjson(
         service.streams,
-        lambda emit: streams.each(emit, map(command_event, engine.runs.command_events(ref, command, follow=follow))),
+        lambda emit: streams.each(
+            emit, map(command_event, engine.runs.command_events(ref, command, follow=follow and emit.is_heard))
+        ),
     )
 
 

@@ -154,7 +154,9 @@ async def events(ref: Ref, service: ServiceDep, follow: Annotated[bool, Query()]
     """The events of its run from the beginning; with `follow`, until it has finished."""
     return await streams.ndjson(
         service.streams,
-        lambda emit: streams.each(emit, map(encoding.run_event, service.engine.runs.events(ref, follow=follow))),
+        lambda emit: streams.each(
+            emit, map(encoding.run_event, service.engine.runs.events(ref, follow=follow and emit.is_heard))
+        ),
     )
 
 

@@ -107,7 +107,7 @@ class ApprovalRecords:
         arguments = conceal(arguments)
         bound = _digest_outside(tool, call, arguments)
         with self._asking:
-            known = self._rows.of_entry(call)
+            known = self._rows.of_entry(trajectory.id, call)
             is_new = known is None
             if known is None:
                 ruling = self.policy.read().judge(tool, arguments, side_effect)
@@ -120,7 +120,7 @@ class ApprovalRecords:
                 known = self._record(ApprovalID(new_id()), trajectory, trajectory.head, asked)
         if is_new:
             self._announce(known)
-        if (known.trajectory, known.digest) != (trajectory.id, bound):
+        if known.digest != bound:
             raise Conflict(
                 f"call {call} of {tool} cannot be asked about because another call of that name was: give it a name of its own"
             )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -18,7 +19,7 @@ from dataclasses import replace
 
 from snapshotd.api.commands import BackgroundRequest, CommandFields
 from snapshotd.engine.base import CommandInfo
-from snapshotd.engine.caller import Stream
+from snapshotd.engine.caller import Caller, Stream
 from snapshotd.engine.context import Context
 from snapshotd.engine.runs import folder_mode, ports
 from snapshotd.engine.runs.commands import Commands
@@ -57,6 +58,28 @@ class _Tail:
 
 Serve = Callable[[DeclaredService, _Tail], ClientCommand]
 """Starts a service whose output may go to the tail."""
+
+
+class _Patience:
+    """The time that a caller has for services to get ready."""
+
+    def __init__(self, timeout_s: float | None = None, caller: Caller | None = None) -> None:
+        self._timeout_s, self._caller = timeout_s, caller
+        self._until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+
+    def before(self, deadline: float) -> float:
+        """That deadline, or the caller's own if it comes first."""
+        return min(deadline, self._until)
+
+    def check(self) -> None:
+        """SandboxFailed: the caller has no more time, or is gone."""
+        if self._caller is not None and self._caller.gone:
+            raise SandboxFailed("its caller was gone before it was ready")
+        if time.monotonic() >= self._until:
+            raise SandboxFailed(f"it was not ready within the {self._timeout_s:g} s that its caller allows")
+
+
+_ANY_TIME = _Patience()
 
 
 class SandboxServices:
@@ -150,12 +173,14 @@ class SandboxServices:
                 self.start(sandbox)
 
     @contextlib.contextmanager
-    def beside(self, sandbox: Sandbox) -> Iterator[None]:
-        """Inside, the services run in a throw-away sandbox. SandboxFailed: one of them did not come back; nobody would see
-        that what runs there lacks it."""
+    def beside(self, sandbox: Sandbox, timeout_s: float | None, caller: Caller | None) -> Iterator[None]:
+        """Inside, the services run in a throw-away sandbox. SandboxFailed: one of them did not come back, not within
+        `timeout_s` for all of them, or not before the `caller` was gone; nobody would see that what runs there lacks it."""
         try:
             failures = self._start_all(
-                sandbox, lambda service, tail: self._commands.serve_unrecorded(sandbox, service, tail.take)
+                sandbox,
+                lambda service, tail: self._commands.serve_unrecorded(sandbox, service, tail.take),
+                _Patience(timeout_s, caller),
             )
             if failures:
                 raise SandboxFailed(f"nothing was run in the throw-away fork: {failures[0][1]}")
@@ -205,7 +230,9 @@ class SandboxServices:
         runs = any(command.service == info.service for command in sandbox.use.services)
         return None if found is None or runs or restarts >= found.restarts or sandbox.use.ending else found
 
-    def _start_all(self, sandbox: Sandbox, serve: Serve) -> list[tuple[DeclaredService | None, str]]:
+    def _start_all(
+        self, sandbox: Sandbox, serve: Serve, patience: _Patience = _ANY_TIME
+    ) -> list[tuple[DeclaredService | None, str]]:
         try:
             declared = self._declared.read(sandbox)
         except (SnapshotdError, OSError) as exc:
@@ -218,18 +245,18 @@ class SandboxServices:
             if service.name in running:
                 continue
             try:
-                self._start(sandbox, service, serve)
+                self._start(sandbox, service, serve, patience)
             except (SnapshotdError, OSError) as exc:
                 failures.append((service, self._failure(sandbox, service, exc)))
         return failures
 
-    def _start(self, sandbox: Sandbox, service: DeclaredService, serve: Serve) -> None:
+    def _start(self, sandbox: Sandbox, service: DeclaredService, serve: Serve, patience: _Patience = _ANY_TIME) -> None:
         self._check_kind(sandbox, service)
         reveal, trajectory, tail = self._context.secrecy.revealed_inside, sandbox.trajectory, _Tail()
         service = service.with_texts(lambda text: reveal(trajectory, text))
         command = serve(service, tail)
         try:
-            self._await(sandbox, service, command, tail)
+            self._await(sandbox, service, command, tail, patience)
         except BaseException as exc:
             self._end(sandbox, command, _said(exc))
             raise
@@ -263,9 +290,16 @@ class SandboxServices:
 
     # -- readiness -----------------------------------------------------------------------------------------------------
 
-    def _await(self, sandbox: Sandbox, service: DeclaredService, command: ClientCommand, tail: _Tail) -> None:
+    def _await(
+        self,
+        sandbox: Sandbox,
+        service: DeclaredService,
+        command: ClientCommand,
+        tail: _Tail,
+        patience: _Patience = _ANY_TIME,
+    ) -> None:
         """Return when a service that was just started is ready. SandboxFailed: it is not, after its time, or has ended."""
-        deadline, pause_s = time.monotonic() + service.ready_timeout_s, _LOOK_S
+        deadline, pause_s = patience.before(time.monotonic() + service.ready_timeout_s), _LOOK_S
         process = command.process
         assert process is not None
         while True:
@@ -279,6 +313,7 @@ class SandboxServices:
                 return
             if sandbox.use.ending:
                 raise SandboxFailed("its sandbox ended before it was ready")
+            patience.check()
             if time.monotonic() >= deadline:
                 raise SandboxFailed(
                     f"it was not ready within {service.ready_timeout_s:g} s ({_check_of(service)}){tail}"

@@ -1,0 +1,6 @@
+"""Sandboxes for mini-swe-agent: `pip install 'snapshotd[mini-swe-agent]'` (docs/integrations/mini-swe-agent.md)."""
+
+from snapshotd.integrations.mini_swe_agent.agent import SnapshotdAgent, SnapshotdInteractiveAgent
+from snapshotd.integrations.mini_swe_agent.environment import MiniEnvironment
+
+__all__ = ["MiniEnvironment", "SnapshotdAgent", "SnapshotdInteractiveAgent"]

@@ -1,0 +1,6 @@
+"""Sandboxes for NeMo Gym: `pip install 'snapshotd[nemo-gym]'` (docs/integrations/nemo-gym.md)."""
+
+from snapshotd.integrations.nemo_gym.generations import StaleHandleError
+from snapshotd.integrations.nemo_gym.provider import GymProvider
+
+__all__ = ["GymProvider", "StaleHandleError"]
