@@ -29,6 +29,7 @@ from snapshotd.errors import Conflict, LimitExceeded
 from snapshotd.fleet.base import Claim, NodeID
 from snapshotd.fleet.coordination import PostgresCoordination
 from snapshotd.fleet.places import ForkBlock, ForkNeed, NodeRoom, Roster
+from snapshotd.fleet.tables import FleetTables
 from snapshotd.types import SnapshotID, TrajectoryID
 from tests.postgres_server import PostgresServer
 
@@ -160,8 +161,9 @@ def when_full(nodes: int) -> float:
 def transactions(server: PostgresServer, nodes: int, trajectories: int) -> dict[str, float]:
     """Milliseconds of each, in a fleet of this size."""
     with closing(open_database(server.url)) as database:
-        coordination = PostgresCoordination(database)
-        coordination.make_tables()
+        tables = FleetTables(database)
+        tables.make()
+        coordination = PostgresCoordination(tables)
         server.ask(
             "INSERT INTO snapshotd_fleet.nodes SELECT 'node-' || n, 'host-' || n, 1, 1, 9000000000000000000, false, '{}',"
             f" {MEMORY_BYTES}, 0, 1000000 FROM generate_series(1, {nodes}) n"

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from snapshotd.errors import Conflict, NotFound, check_format
-from snapshotd.fleet import protocol, tables
+from snapshotd.errors import Conflict, NotFound
+from snapshotd.fleet import protocol
 from snapshotd.fleet.base import (
     Claim,
     Coordination,
@@ -28,41 +28,24 @@ from snapshotd.fleet.base import (
     Taken,
 )
 from snapshotd.fleet.places import NodeRoom, decode_room, encode_room
+from snapshotd.fleet.tables import FleetTables
 from snapshotd.types import CallID, SnapshotID, TrajectoryID, new_id, short
 
 if TYPE_CHECKING:
     from snapshotd.catalog.database import Row
-    from snapshotd.catalog.postgres.driver import PostgresDatabase
 
 _T = TypeVar("_T")
-CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000000)::bigint"
-"""The database's clock. Not `now()`, which stands still in a transaction that waits for a row."""
 _LEASE = "node, host, epoch, renewals, until_ns"
 _OWNER = "trajectory, node, epoch, fence, head, side_of"
 
 
 class PostgresCoordination(Coordination):
-    """See `Coordination`. `schema`: where the fleet's tables are; `clock`: SQL for the time in nanoseconds."""
+    """See `Coordination`."""
 
-    def __init__(
-        self,
-        database: PostgresDatabase,
-        terms: LeaseTerms | None = None,
-        *,
-        schema: str = "snapshotd_fleet",
-        clock: str = CLOCK,
-    ) -> None:
-        self._db, self._schema, self._clock = database, schema, clock
+    def __init__(self, tables: FleetTables, terms: LeaseTerms | None = None) -> None:
         self.terms = terms or LeaseTerms()
-
-    def make_tables(self) -> None:
-        """Make the tables where there are none. VersionMismatch."""
-        with self._db.transaction():
-            if not self._db.read("SELECT 1 FROM pg_namespace WHERE nspname = ?", (self._schema,)):
-                self._db.run_script(f"CREATE SCHEMA {self._schema}")
-                self._db.run_script(tables.STATEMENTS.format(schema=self._schema))
-            (version,) = self._read("SELECT version FROM {}.format")[0]
-            check_format(f"schema {self._schema} of {self._db.name}", version, tables.VERSION)
+        self._db, self._clock = tables.database, tables.clock
+        self._read, self._write, self._now = tables.read, tables.write, tables.now_ns
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
@@ -274,9 +257,6 @@ class PostgresCoordination(Coordination):
         owned = frozenset(claim for claim in claims if claim is not None)
         return Renewed(row, owned, tuple(_lease(one) for one in late), draining)
 
-    def _now(self) -> int:
-        return int(self._read(f"SELECT {self._clock}")[0][0])
-
     def _lock_nodes(self, *nodes: NodeID) -> dict[NodeID, NodeLease]:
         rows = self._read(f"SELECT {_LEASE} FROM {{}}.nodes WHERE node = ANY(?) ORDER BY node FOR UPDATE", list(nodes))
         return {row.node: row for row in map(_lease, rows)}
@@ -319,12 +299,6 @@ class PostgresCoordination(Coordination):
             doubted = protocol.doubt_intent(row)
             if doubted != row:
                 self._write_intent(doubted)
-
-    def _read(self, sql: str, *values: object) -> list[Row]:
-        return self._db.read(sql.replace("{}", self._schema), values)  # type: ignore[arg-type]
-
-    def _write(self, sql: str, values: Sequence[object]) -> int:
-        return self._db.write(sql.replace("{}", self._schema), values)  # type: ignore[arg-type]
 
 
 def _values(row: NodeLease | OwnedTrajectory | RecordedIntent) -> tuple[object, ...]:

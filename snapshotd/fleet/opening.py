@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 
 from snapshotd.catalog.postgres.catalog import open_database
 from snapshotd.fleet.coordination import PostgresCoordination
+from snapshotd.fleet.tables import FleetTables
 
 
 @contextmanager
@@ -14,6 +15,6 @@ def open_coordination(url: str) -> Iterator[PostgresCoordination]:
     """The coordination of the fleet in the database at `url`, whose tables are made where there are none. Errors: as
     `catalog.postgres.catalog.open_database`."""
     with closing(open_database(url)) as database:
-        coordination = PostgresCoordination(database)
-        coordination.make_tables()
-        yield coordination
+        tables = FleetTables(database)
+        tables.make()
+        yield PostgresCoordination(tables)

@@ -3,7 +3,18 @@ it is. Columns ending in `_ns` are nanoseconds, by the server's clock."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from snapshotd.errors import check_format
+
+if TYPE_CHECKING:
+    from snapshotd.catalog.database import Row
+    from snapshotd.catalog.postgres.driver import PostgresDatabase
+
 VERSION = 1
+CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000000)::bigint"
+"""The database's clock. Not `now()`, which stands still in a transaction that waits for a row."""
 
 STATEMENTS = """
 CREATE TABLE {schema}.format (version BIGINT NOT NULL);
@@ -51,4 +62,43 @@ CREATE TABLE {schema}.reservations (
     until_ns BIGINT NOT NULL
 );
 CREATE INDEX reservations_by_node ON {schema}.reservations (node, until_ns);
+CREATE TABLE {schema}.collector (          -- one row
+    one      BIGINT PRIMARY KEY CHECK (one = 1),
+    node     TEXT NOT NULL,
+    epoch    BIGINT NOT NULL,
+    fence    BIGINT NOT NULL,
+    until_ns BIGINT NOT NULL
+);
+INSERT INTO {schema}.collector VALUES (1, '', 0, 0, 0);
+CREATE TABLE {schema}.pins (
+    snapshot TEXT NOT NULL,
+    node     TEXT NOT NULL,
+    until_ns BIGINT NOT NULL,
+    PRIMARY KEY (snapshot, node)
+);
 """
+
+
+class FleetTables:
+    """Statements on the fleet's tables: `{}` stands for their schema, and `clock` is SQL for the time in nanoseconds."""
+
+    def __init__(self, database: PostgresDatabase, schema: str = "snapshotd_fleet", clock: str = CLOCK) -> None:
+        self.database, self.schema, self.clock = database, schema, clock
+
+    def make(self) -> None:
+        """Make the tables where there are none. VersionMismatch."""
+        with self.database.transaction():
+            if not self.database.read("SELECT 1 FROM pg_namespace WHERE nspname = ?", (self.schema,)):
+                self.database.run_script(f"CREATE SCHEMA {self.schema}")
+                self.database.run_script(STATEMENTS.format(schema=self.schema))
+            (version,) = self.read("SELECT version FROM {}.format")[0]
+            check_format(f"schema {self.schema} of {self.database.name}", version, VERSION)
+
+    def now_ns(self) -> int:
+        return int(self.read(f"SELECT {self.clock}")[0][0])
+
+    def read(self, sql: str, *values: object) -> list[Row]:
+        return self.database.read(sql.replace("{}", self.schema), values)  # type: ignore[arg-type]
+
+    def write(self, sql: str, values: Sequence[object]) -> int:
+        return self.database.write(sql.replace("{}", self.schema), values)  # type: ignore[arg-type]

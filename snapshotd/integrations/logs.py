@@ -29,7 +29,7 @@ class LogEntry(NamedTuple):
 class StoredLog:
     """JSON values under numbers from 1 on, in a namespace of the key-value store. An appended value is durable, and there
     once or not at all, even where the daemon dies within the write; any number of processes may append. Errors of every
-    method: the client's; LimitExceeded for a value that is too large."""
+    method: the client's; LimitExceeded for a value of more than 1 MiB as JSON."""
 
     def __init__(self, client: AsyncSnapshotd, *names: str) -> None:
         """`names`: parts of the namespace; each may be any text."""

@@ -77,7 +77,8 @@ def seen(catalog: Catalog) -> list[Any]:
         found += [catalog.own_messages(snapshot.id), catalog.own_entries(snapshot.id), catalog.own_state(snapshot.id)]
         found += [list(catalog.journal(snapshot.id)), list(catalog.journal(snapshot.id, ids[0]))]
         found += [catalog.left_running(snapshot.id), catalog.record(snapshot.id)]
-        found += [catalog.compensations.get(snapshot.call.id), catalog.approvals.of_entry(snapshot.call.id)]
+        found += [catalog.compensations.get(snapshot.call.id)]
+        found += [catalog.approvals.of_entry(snapshot.trajectory, snapshot.call.id)]
         found += [catalog.find_entry(entry.id[:20]) for entry in catalog.own_entries(snapshot.id)]
     for line in catalog.trajectories():
         found += [catalog.unbound(line.id), catalog.snapshots(line.id, 3, before=4), catalog.count_snapshots(line.id)]

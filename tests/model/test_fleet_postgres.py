@@ -13,10 +13,13 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from snapshotd.catalog.postgres.catalog import open_database
-from snapshotd.errors import Conflict, VersionMismatch
-from snapshotd.fleet.base import SECOND_NS, LeaseTerms, NodeID, Sighting
+from snapshotd.catalog.postgres.driver import PostgresDatabase
+from snapshotd.errors import Conflict, NotFound, VersionMismatch
+from snapshotd.fleet.base import SECOND_NS, Claim, LeaseTerms, NodeID, Sighting
+from snapshotd.fleet.collection import COLLECTION_TTL_NS, Collection
 from snapshotd.fleet.coordination import PostgresCoordination
 from snapshotd.fleet.places import ForkNeed, NodeRoom, Roster
+from snapshotd.fleet.tables import FleetTables
 from snapshotd.types import CallID, SnapshotID, TrajectoryID
 from tests import long
 from tests.fleet_world import TERMS, World
@@ -32,15 +35,19 @@ ROOM = NodeRoom(A, cpus=8, free_bytes=10_000, starting_most=100)
 def coordination(postgres: PostgresServer, postgres_url: str) -> Iterator[PostgresCoordination]:
     """By a clock that stands until it is moved: its row is `snapshotd_fleet.clock`."""
     with closing(open_database(postgres_url)) as database:
-        made = PostgresCoordination(database, TERMS, clock="(SELECT ns FROM snapshotd_fleet.clock)")
+        made = PostgresCoordination(tables_of(database), TERMS)
         try:
-            PostgresCoordination(database).make_tables()
+            FleetTables(database).make()
             postgres.ask(
                 "CREATE TABLE snapshotd_fleet.clock (ns BIGINT); INSERT INTO snapshotd_fleet.clock VALUES (1000000000000)"
             )
             yield made
         finally:
             postgres.ask("DROP SCHEMA IF EXISTS snapshotd_fleet CASCADE")
+
+
+def tables_of(database: PostgresDatabase) -> FleetTables:
+    return FleetTables(database, clock="(SELECT ns FROM snapshotd_fleet.clock)")
 
 
 def forget_all(postgres: PostgresServer) -> None:
@@ -199,14 +206,73 @@ def test_late_nodes_are_named_in_a_renewal(postgres: PostgresServer, coordinatio
 
 def test_the_clock_is_the_servers(postgres: PostgresServer, coordination: PostgresCoordination) -> None:
     with closing(open_database(postgres.url)) as database:
-        real = PostgresCoordination(database, LeaseTerms())
+        real = PostgresCoordination(FleetTables(database), LeaseTerms())
         lease = real.register(A, "host-a", 0).lease
     ((now,),) = postgres.ask("SELECT (extract(epoch FROM clock_timestamp()) * 1000000000)::bigint")
     assert 0 < now - (lease.until_ns - TERMS.ttl_ns) < 60 * SECOND_NS  # type: ignore[operator]
 
 
 def test_tables_of_another_version_are_refused(postgres: PostgresServer, coordination: PostgresCoordination) -> None:
-    coordination.make_tables()
-    postgres.ask("UPDATE snapshotd_fleet.format SET version = 2")
-    with pytest.raises(VersionMismatch, match="snapshotd_fleet"):
-        coordination.make_tables()
+    with closing(open_database(postgres.url)) as database:
+        FleetTables(database).make()
+        postgres.ask("UPDATE snapshotd_fleet.format SET version = 2")
+        with pytest.raises(VersionMismatch, match="snapshotd_fleet"):
+            FleetTables(database).make()
+
+
+@pytest.fixture
+def collection(postgres: PostgresServer, coordination: PostgresCoordination) -> Iterator[Collection]:
+    """With three published snapshots of a trajectory, the last of them its head."""
+    coordination.register(A, "host-a", 0)
+    claim = coordination.own(T, A, 1)
+    for parent, snapshot in zip([None, *S[:2]], S[:3], strict=True):
+        with coordination.publishing(claim, parent, snapshot):
+            pass
+    with closing(open_database(postgres.url)) as database:
+        yield Collection(tables_of(database))
+
+
+def test_one_node_collects_and_an_earlier_one_removes_nothing(postgres: PostgresServer, collection: Collection) -> None:
+    outcomes = at_once(4, lambda number: collection.begin_collecting(NodeID(f"n{number}"), 1))
+    (fence,) = [one for one in outcomes if isinstance(one, int)]
+    first = NodeID(f"n{outcomes.index(fence)}")
+    assert collection.begin_collecting(first, 1) == fence, "prolonged"
+    advance(postgres, COLLECTION_TTL_NS - 1)
+    with pytest.raises(Conflict, match="one collector at a time"):
+        collection.begin_collecting(B, 1)
+    advance(postgres, 1)
+    later = collection.begin_collecting(B, 1)
+    with pytest.raises(Conflict, match="another node collects"):
+        collection.remove_published(fence, S)
+    assert collection.remove_published(later, S) == S[:2], "and not the head"
+
+
+def test_nothing_that_is_pinned_is_removed(postgres: PostgresServer, collection: Collection) -> None:
+    fence = collection.begin_collecting(A, 1)
+    collection.pin(B, S[:1], 5 * SECOND_NS)
+    collection.pin(B, S[:1], 1)
+    assert collection.remove_published(fence, S) == [S[1]]
+    with pytest.raises(NotFound, match="1 snapshot of 2 cannot be pinned"):
+        collection.pin(B, S[:2], SECOND_NS)
+    advance(postgres, 5 * SECOND_NS)
+    assert collection.remove_published(fence, S) == [S[0]], "the pin has run out"
+
+
+def test_a_pin_and_a_removal_exclude_each_other(coordination: PostgresCoordination, collection: Collection) -> None:
+    fence, claim, head = collection.begin_collecting(A, 1), Claim(T, A, 1, 1), S[2]
+    for number in range(long.size(10, 200)):
+        new = SnapshotID(f"new{number}")
+        with coordination.publishing(claim, head, new):
+            pass
+        old, head = head, new
+
+        def pin_or_remove(which: int, old: SnapshotID = old) -> object:
+            try:
+                return collection.remove_published(fence, [old]) if which else collection.pin(B, [old], SECOND_NS)
+            except NotFound as exc:
+                return exc
+
+        pinned, removed = at_once(2, pin_or_remove)
+        assert isinstance(pinned, NotFound) == (removed == [old])
+        assert coordination.published([old]) == ([] if removed else [old])
+        collection.unpin(B, [old])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import re
 import secrets
 import time
 from collections.abc import Iterable
@@ -20,6 +21,8 @@ from snapshotd.integrations.e2b.failures import WireError
 from snapshotd.integrations.e2b.records import Box
 
 OWNER = "default"
+_TIME = re.compile(r"[0-9]{1,18}")
+"""Seconds since 1970. A longer number would not be read (`sys.get_int_max_str_digits`)."""
 
 
 def new_key() -> str:
@@ -57,7 +60,7 @@ class AccessKeys:
     ) -> Box:
         """The sandbox with whose token a URL of a file was signed; `operation` is read or write. WireError: there is none,
         or its time is over."""
-        if expiration is not None and not (expiration.isdecimal() and time.time() < int(expiration)):
+        if expiration is not None and not (_TIME.fullmatch(expiration) and time.time() < int(expiration)):
             raise WireError("unauthenticated", "the signature is too old; sign the URL anew")
         rest = "" if expiration is None else f":{expiration}"
         for box in boxes:

@@ -46,7 +46,7 @@ from snapshotd.integrations.e2b.traffic import TRAFFIC_TOKEN, Traffic
 ENVD_PORT = 49983
 READY_S = 120.0
 """So long the start command of a template may take until its ready command passes."""
-_HOST = re.compile(r"([0-9]{1,5})-([0-9a-z]{8,40})\.", re.IGNORECASE)
+_HOST = re.compile(r"([0-9]{1,5})-([0-9a-z]{8,40})\.(.+)", re.IGNORECASE)
 _READY = 'n=0; until (eval "$1"); do n=$((n + 1)); [ "$n" -lt 400 ] || exit 1; sleep 0.3; done'
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class E2BServer:
             return
         headers = Headers(scope=scope)
         try:
-            where = _addressed(headers)
+            where = addressed(headers, self._options.domain)
             if where is not None:
                 await self._inside(*where, headers, scope, receive, send)
             elif scope["type"] == "http" and scope["path"] == "/files" and b"signature=" in scope["query_string"]:
@@ -238,17 +238,22 @@ class E2BServer:
         await (error_of(failure) if is_call else answer(failure))(scope, receive, send)
 
 
-def _addressed(headers: Headers) -> tuple[str, int] | None:
-    """The sandbox and port that a request is for; None: it is for none. WireError: there is no such port."""
+def addressed(headers: Headers, domain: str) -> tuple[str, int] | None:
+    """The sandbox and port that a request is for, by its host below `domain` or by headers; None: it is for none.
+    WireError: there is no such port."""
     sandbox, port = headers.get("e2b-sandbox-id"), headers.get("e2b-sandbox-port", str(ENVD_PORT))
     if sandbox is None:
-        found = _HOST.match(headers.get("host", ""))
-        if found is None:
+        found = _HOST.fullmatch(headers.get("host", ""))
+        if found is None or _without_port(found[3]) != _without_port(domain):
             return None
-        port, sandbox = found.groups()
-    if not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise WireError("invalid_argument", f"{port!r} is no port")
+        port, sandbox = found[1], found[2]
+    if len(port) > 5 or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise WireError("invalid_argument", f"{port[:80]!r} is no port")
     return sandbox.lower(), int(port)
+
+
+def _without_port(host: str) -> str:
+    return re.sub(r":[0-9]+$", "", host.lower())
 
 
 def _inner_metrics(told: dict[str, Any] | None) -> dict[str, Any]:

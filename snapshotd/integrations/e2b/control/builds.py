@@ -34,6 +34,8 @@ from snapshotd.integrations.e2b.records import BoxTemplate, Build, build_of
 UPLOAD_MAX_BYTES = 4 << 30
 _KEPT_BUILDS = 1000
 _LOG_PAGE = 100
+_DIGITS_MAX = 18
+"""The digits of a number; a much longer one would not be read (`sys.get_int_max_str_digits`)."""
 _DIGEST = re.compile(r"[0-9a-f]{16,128}")
 _log = logging.getLogger(__name__)
 
@@ -148,7 +150,7 @@ class BuildRoutes:
     async def _status(self, owner: str, request: Request) -> Response:
         building = self._find(owner, request)
         offset = request.query_params.get("logsOffset", "0")
-        if not offset.isdecimal():
+        if len(offset) > _DIGITS_MAX or not offset.isdecimal():
             raise WireError("invalid_argument", "`logsOffset` has to be a number")
         entries = building.log[int(offset) : int(offset) + _LOG_PAGE]
         told: Json = {"buildID": building.id, "templateID": building.template, "status": building.status}

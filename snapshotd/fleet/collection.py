@@ -1,0 +1,91 @@
+"""The removal of what a fleet has published, by one collector at a time, and the pins of readers.
+
+The collector holds a lease of its own under a fence, so one that stood still past its lease removes nothing when it
+goes on. Rows go first: a snapshot that is removed here is known to nobody, and only then may its bytes go. A pin and a
+removal exclude each other by the lock of the collector's row: a reader that has its pin has the snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from snapshotd.errors import Conflict, NotFound
+from snapshotd.fleet.base import SECOND_NS, NodeID
+from snapshotd.fleet.tables import FleetTables
+from snapshotd.terms import number_of
+from snapshotd.types import SnapshotID, short
+
+COLLECTION_TTL_NS = 60 * SECOND_NS
+
+
+class Collection:
+    """Every method is one transaction. Errors: as `Coordination`."""
+
+    def __init__(self, tables: FleetTables) -> None:
+        self._tables = tables
+
+    def begin_collecting(self, node: NodeID, epoch: int) -> int:
+        """Become the collector, or prolong that: the fence. Conflict while another node is it."""
+        tables = self._tables
+        with tables.database.transaction(alone=False):
+            ((holder, present, fence, until_ns),) = tables.read(
+                "SELECT node, epoch, fence, until_ns FROM {}.collector FOR UPDATE"
+            )
+            now_ns, same = tables.now_ns(), (holder, present) == (node, epoch)
+            if not same and now_ns < until_ns:
+                raise Conflict(
+                    f"node {holder} collects for {(until_ns - now_ns) // SECOND_NS + 1} s more: there is one collector at a time"
+                )
+            new = fence if same else fence + 1
+            tables.write(
+                "UPDATE {}.collector SET node = ?, epoch = ?, fence = ?, until_ns = ?",
+                (node, epoch, new, now_ns + COLLECTION_TTL_NS),
+            )
+        return int(new)
+
+    def remove_published(self, fence: int, snapshots: Sequence[SnapshotID]) -> list[SnapshotID]:
+        """Remove those of `snapshots` that are neither pinned nor the head of a trajectory, and return them. Conflict:
+        another node has become the collector."""
+        tables = self._tables
+        with tables.database.transaction(alone=False):
+            ((present,),) = tables.read("SELECT fence FROM {}.collector FOR UPDATE")
+            if present != fence:
+                raise Conflict(f"another node collects since (fence {fence}, now {present}): begin again")
+            now_ns = tables.now_ns()
+            tables.write("DELETE FROM {}.pins WHERE until_ns <= ?", (now_ns,))
+            rows = tables.read(
+                "DELETE FROM {}.published p WHERE snapshot = ANY(?)"
+                " AND NOT EXISTS (SELECT 1 FROM {}.pins WHERE pins.snapshot = p.snapshot)"
+                " AND NOT EXISTS (SELECT 1 FROM {}.owners WHERE head = p.snapshot) RETURNING snapshot",
+                list(snapshots),
+            )
+        removed = {snapshot for (snapshot,) in rows}
+        return [one for one in snapshots if one in removed]
+
+    def pin(self, node: NodeID, snapshots: Sequence[SnapshotID], ns: int) -> None:
+        """Keep published snapshots for the next `ns`, or longer if the node has pinned them for longer: all or none. NotFound:
+        one was removed."""
+        tables = self._tables
+        with tables.database.transaction(alone=False):
+            tables.read("SELECT 1 FROM {}.collector FOR SHARE")
+            found = {
+                one
+                for (one,) in tables.read("SELECT snapshot FROM {}.published WHERE snapshot = ANY(?)", list(snapshots))
+            }
+            gone = [one for one in snapshots if one not in found]
+            if gone:
+                raise NotFound(
+                    f"{number_of(len(gone), 'snapshot')} of {len(snapshots)} cannot be pinned because the fleet has removed them, "
+                    f"among them {short(gone[0])}: choose others"
+                )
+            until_ns = tables.now_ns() + ns
+            for snapshot in sorted(snapshots):
+                tables.write(
+                    "INSERT INTO {}.pins (snapshot, node, until_ns) VALUES (?1, ?2, ?3)"
+                    " ON CONFLICT (snapshot, node) DO UPDATE SET until_ns = greatest(excluded.until_ns, pins.until_ns)",
+                    (snapshot, node, until_ns),
+                )
+
+    def unpin(self, node: NodeID, snapshots: Sequence[SnapshotID]) -> None:
+        """Give up pins. Not an error when there are none."""
+        self._tables.write("DELETE FROM {}.pins WHERE node = ? AND snapshot = ANY(?)", (node, list(snapshots)))
