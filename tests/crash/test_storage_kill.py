@@ -318,6 +318,7 @@ ELSEWHERE = (
     "engine.folders.",
     "client.apply.",
     "langgraph.",
+    "repo.fleet.",
 )
 """Failpoints of the agent's mind: tests/e2e/test_kills.py, tests/e2e/test_survive.py, tests/crash/test_mind_kill.py; of
 background commands: tests/e2e/test_background.py; of reuse: tests/e2e/test_reuse.py; of folders: tests/e2e/test_hooks.py;
@@ -325,7 +326,7 @@ of services: tests/e2e/test_services.py; of the index of texts: tests/crash/test
 of experiments: tests/e2e/test_experiment.py;
 of a catalog that is made again: tests/e2e/test_missing_files.py; of requests that are asked again:
 tests/e2e/test_asked_again.py; of the client: tests/unit/client/test_host_change.py;
-and of a graph's program: tests/e2e/test_langgraph.py."""
+of a graph's program: tests/e2e/test_langgraph.py; and of a fleet's repository: tests/crash/test_fleet_repository_kill.py."""
 
 
 def test_every_failpoint_has_a_scenario() -> None:

@@ -85,7 +85,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
             "watch",
         ),
     ),
-    "repo": (("upkeep",), ("writing",), ("reading",), ("format", "spool", "spool_format"), ("base", "key")),
+    "repo": (("fleet",), ("upkeep",), ("writing",), ("reading",), ("format", "spool", "spool_format"), ("base", "key")),
     "daemon": (
         ("children", "hook_places", "hooks", "host", "library", "lock", "logs", "server", "wiring"),
         ("http",),

@@ -30,6 +30,14 @@ class Finder(ABC):
     def find(self, raw: bytes) -> IndexEntry | None:
         """The place of an object; None if there is none. In a place without a pack are the bytes that `plain` gives."""
 
+    def find_readable(self, raw: bytes) -> IndexEntry | None:
+        """Like `find`, for reading alone. See `Index.find_readable`."""
+        entry = self.find(raw)
+        if entry is None:
+            index = self.index()
+            return index.find_readable(raw) if index is not None else None
+        return entry
+
     @abstractmethod
     def refresh(self) -> None:
         """An object is not where the index says: look for a newer index at the next call."""
@@ -55,8 +63,11 @@ class Finder(ABC):
 class IndexFinder(Finder):
     """Finds objects in the index that lies at a path now."""
 
-    def __init__(self, store: Store, index_path: Path, replaced: Callable[[], object]) -> None:
+    def __init__(
+        self, store: Store, index_path: Path, replaced: Callable[[], object], kind: type[Index] = Index
+    ) -> None:
         """`replaced`: told when another index is read from now on."""
+        self._kind = kind
         self._store, self._path, self._replaced = store, index_path, replaced
         self._index: Index | None = None
         self._file = (0, 0)
@@ -85,7 +96,7 @@ class IndexFinder(Finder):
                     raise missing(self._path, key) from None
             return  # another process replaces it
         if self._index is None or self._file != (st.st_dev, st.st_ino):
-            self._index = Index(self._path, write=False)
+            self._index = self._kind(self._path, write=False)
             self._file = (st.st_dev, st.st_ino)
             self._replaced()
 

@@ -36,7 +36,13 @@ class PackReader(Repository):
     """
 
     def __init__(
-        self, store: Store, index_path: Path, key: bytes, cache_bytes: int = CACHE_BYTES, finder: Finder | None = None
+        self,
+        store: Store,
+        index_path: Path,
+        key: bytes,
+        cache_bytes: int = CACHE_BYTES,
+        finder: Finder | None = None,
+        index_kind: type[Index] = Index,
     ) -> None:
         """The store is not closed by `close`. `finder`: a writer's, which knows more than the index. VersionMismatch.
         With a damaged index every read says DataLoss, until it was repaired."""
@@ -45,7 +51,7 @@ class PackReader(Repository):
         self._plain_cache: Cache[bytes] = Cache(cache_bytes)
         self._tree_cache: Cache[Tree] = Cache(cache_bytes)
         self.contents = ContentReader(self, cache_bytes // 2)
-        self._finder = finder or IndexFinder(store, index_path, self.forget)
+        self._finder = finder or IndexFinder(store, index_path, self.forget, index_kind)
         try:
             self.open_index()
         except DataLoss as exc:
@@ -68,7 +74,7 @@ class PackReader(Repository):
 
     def contains(self, object_id: BlobID | TreeID | RecordID) -> bool:
         try:
-            return self.find(raw_id(object_id, "object")) is not None
+            return self._finder.find(raw_id(object_id, "object")) is not None
         except NotFound:
             return False
 
@@ -126,8 +132,8 @@ class PackReader(Repository):
         return self.contents.read(raw_id(content, "content"), offset, length)
 
     def find(self, raw: bytes) -> IndexEntry | None:
-        """See `Finder.find`."""
-        return self._finder.find(raw)
+        """See `Finder.find_readable`."""
+        return self._finder.find_readable(raw)
 
     def plain(self, raw: bytes, kinds: tuple[ObjectKind, ...] | None = None, keep: bool = True) -> bytes:
         """An object's plain bytes, verified. `kinds`: NotFound for any other. `keep`: remember it and its bases."""

@@ -33,7 +33,7 @@ from snapshotd.errors import InternalError, LimitExceeded, NotFound, OutOfSpace,
 from snapshotd.repo.base import ObjectKind, PlainFile, Reader, RepositoryWriter, Saved, Tree
 from snapshotd.repo.format import chunks, compress, pack
 from snapshotd.repo.format.ids import raw_id
-from snapshotd.repo.format.index import IndexEntry, PackRow, open_index
+from snapshotd.repo.format.index import Index, IndexEntry, PackRow, open_index
 from snapshotd.repo.format.record import encode_record
 from snapshotd.repo.format.tree import MAX_ENTRIES, encode_tree
 from snapshotd.repo.reading.finder import closed
@@ -94,13 +94,14 @@ class PackRepository(RepositoryWriter):
         cache_bytes: int = CACHE_BYTES,
         threads: int = 2,
         packer_command: Sequence[str] | None = None,
+        index_kind: type[Index] = Index,
     ) -> None:
         """The store is not closed by `close`. `packer_command`: starts a process that helps with large steps
         (packer.py). DataLoss when the index is missing although there are packs; VersionMismatch."""
         with ExitStack() as opened:
             self._lock_fd = lock(index_path)
             opened.callback(os.close, self._lock_fd)
-            self.index = open_index(index_path, store)
+            self.index = open_index(index_path, store, index_kind)
             opened.callback(self.index.close)
             self._unflushed = Unflushed(self.index)
             self.reader = PackReader(store, index_path, key, cache_bytes, self._unflushed)
