@@ -550,6 +550,8 @@ def test_what_the_server_says_is_said_in_our_words(
 def test_what_cannot_be_opened_is_named(postgres: PostgresServer, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="create it first"):
         PostgresCatalog(postgres.url_of("nowhere"))
+    with pytest.raises(NotPermitted, match='role "nobody-here" does not exist'):
+        PostgresCatalog(postgres.url.replace("postgres@", "nobody-here@"))
     with pytest.raises(Unavailable, match="does not answer"):
         PostgresCatalog(f"postgresql://postgres@/postgres?host={tmp_path}")
     with pytest.raises(UsageError, match="cannot be read"):

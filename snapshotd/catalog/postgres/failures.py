@@ -50,8 +50,9 @@ def meaning(exc: psycopg.Error, what: str) -> SnapshotdError:
 
 def _refused(said: str) -> tuple[str, str]:
     """A SQLSTATE for what a server said when a connection was made: libpq gives only its words."""
-    if "password authentication failed" in said or "no pg_hba.conf entry" in said or "authentication failed" in said:
+    unknown = "does not exist" in said
+    if "no pg_hba.conf entry" in said or "authentication failed" in said or (unknown and 'role "' in said):
         return "28000", said
-    if "does not exist" in said and 'database "' in said:
+    if unknown and 'database "' in said:
         return "3D000", said
     return "08006", said

@@ -82,6 +82,12 @@ class _Patience:
 _ANY_TIME = _Patience()
 
 
+def _place(sandbox: Sandbox, service: DeclaredService | None) -> str:
+    """Where the output of a service is that did not come back in a sandbox which is kept: the end of a sentence."""
+    name = sandbox.trajectory.name or short(sandbox.trajectory.id)
+    return "" if service is None else f"; `snapshotd logs {name} {service.name}` has its output"
+
+
 class SandboxServices:
     """See the module's text. Thread-safe."""
 
@@ -129,6 +135,8 @@ class SandboxServices:
                 self._declared.commit(sandbox, text, {name: value for name, value in call.items() if value is not None})
             except BaseException as exc:
                 self._end(sandbox, command, _said(exc))
+                if isinstance(exc, SandboxFailed):
+                    raise SandboxFailed(f"the service {service.name} is not declared: {exc.message}") from exc
                 raise
             hit("engine.service.declared")
         return replace(info, ready=True)
@@ -159,7 +167,7 @@ class SandboxServices:
         back, which the sandbox's next user is told, too. SandboxFailed: with `strict`, a required one did not."""
         with sandbox.use.starting_services:
             failures = self._start_all(sandbox, self._again(sandbox, 0))
-        sentences = [sentence for _, sentence in failures]
+        sentences = [sentence + _place(sandbox, service) for service, sentence in failures]
         self._tell(sandbox, sentences)
         lacking = [sentence for service, sentence in failures if strict and service is not None and service.required]
         if lacking:
@@ -215,7 +223,7 @@ class SandboxServices:
                     self._start(sandbox, service, self._again(sandbox, restarts))
                     return
                 except (SnapshotdError, OSError) as exc:
-                    self._tell(sandbox, [self._failure(sandbox, service, exc)])
+                    self._tell(sandbox, [self._failure(sandbox, service, exc) + _place(sandbox, service)])
             pause_s = min(_RESTART_MOST_S, pause_s * 2)
 
     def _again(self, sandbox: Sandbox, restarts: int) -> Serve:
@@ -272,10 +280,7 @@ class SandboxServices:
     def _failure(self, sandbox: Sandbox, service: DeclaredService, exc: Exception) -> str:
         name = sandbox.trajectory.name or short(sandbox.trajectory.id)
         said = self._context.secrecy.of(sandbox.trajectory).conceal_text(_said(exc))
-        return (
-            f"the service {service.name} of {name} did not come back: {said}; `snapshotd logs {name} {service.name}` "
-            "has its output"
-        )
+        return f"the service {service.name} of {name} did not come back: {said}"
 
     def _tell(self, sandbox: Sandbox, sentences: Sequence[str]) -> None:
         if not sentences:
