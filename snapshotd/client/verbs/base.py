@@ -34,12 +34,12 @@ class VerbPart(Twofold):
         """The result of work with a client for threads, which is given as its first argument."""
         raise NotImplementedError
 
-    def _check_here(self, what: str) -> None:
+    def _check_here(self, what: str, *, remedy: str = "do this there") -> None:
         """UsageError: the daemon is on another machine, where `what` would mean something else."""
         if not self._transport.way.is_here:
             raise UsageError(
-                f"the daemon at {self._transport.way.place} is on another machine, where {what} would mean something else: do this "
-                "there, or move files with `snapshotd cp`"
+                f"the daemon at {self._transport.way.place} is on another machine, where {what} would mean something else: "
+                f"{remedy}"
             )
 
     def _check_paths(self, body: Request | Json) -> None:
@@ -47,7 +47,7 @@ class VerbPart(Twofold):
         members = body if isinstance(body, dict) else vars(body)
         for name in ("workspace", "requirements", "program", "agent", "directory"):
             if (path := members.get(name)) is not None:
-                self._check_here(f"the {name} {path}")
+                self._check_here(f"the {name} {path}", remedy="do this there, or move files with `snapshotd cp`")
 
     @verb
     async def flush(self, trajectory: str | None = None) -> None:

@@ -228,9 +228,10 @@ def _status(client: Snapshotd, as_json: bool) -> int:
         print_json(facts)
         return 0
     settings = facts.pop("settings", {})
-    for key, value in [*facts.items(), *settings.items()]:
-        shown = "default" if value is None or value == "" else str(value)
-        click.echo(click.style(f"{printable(key):27}", bold=True) + printable(shown))
+    for found, absent in ((facts, "-"), (settings, "default")):
+        for key, value in found.items():
+            shown = absent if value is None or value == "" else str(value)
+            click.echo(click.style(f"{printable(key):27}", bold=True) + printable(shown))
     return 0
 
 

@@ -83,7 +83,8 @@ def _show(before: StatsInfo, now: StatsInfo, *, full: bool) -> None:
         (shown_id(one.trajectory, full=full), printable(one.name or "-"), size(one.layer_bytes)) for one in now.disk
     ]
     usage = now.usage
-    disk.append(("all layers", f"of {size(usage.layer_budget_bytes)}", size(usage.layer_bytes)))
+    budget = f"of {size(usage.layer_budget_bytes)}" if usage.layer_budget_bytes else "-"  # a tenant is not told
+    disk.append(("all layers", budget, size(usage.layer_bytes)))
     table(("DISK", "NAME", "LAYERS"), disk, right=(2,))
     click.echo(f"\n{number_of(usage.unarchived, 'snapshot')} to be stored; {_pauses(now.pauses)}")
 
