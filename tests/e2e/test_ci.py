@@ -329,7 +329,7 @@ def test_damage_behind_the_import_leaves_nothing_in_the_folder(runner: Runner) -
         data[at] ^= 0x10
     pack.write_bytes(data)
     done = runner.bash(f"snapshotd restore {trajectory} --to all", 20)
-    assert "checksum is wrong" in done.stderr
+    assert "cannot be read because" in done.stderr, "which word of a frame is hit depends on its bytes"
     assert list(runner.folder.iterdir()) == []
 
 

@@ -12,7 +12,7 @@ import binascii
 import json
 import logging
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
@@ -160,10 +160,11 @@ class _Stream(Response):
         self._answered, self._stopping, self._reads = messages, stopping, reads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         if self._reads:
-            await self._send(send)
+            await self._send(_Late(send, start))
             return
+        await send(start)
         sending = asyncio.create_task(self._send(send))
         leaving, stopping = asyncio.create_task(_left(receive)), asyncio.create_task(self._stopping.wait())
         others = (leaving, stopping)
@@ -195,6 +196,19 @@ class _Stream(Response):
             _log.exception("a stream failed")
             last = _told(WireError("internal", "the server has a defect; its log says more"))
         await send({**_frame(_END, last), "more_body": False})
+
+
+class _Late:
+    """Sends the head with the first piece. A client that gets a head while it sends its body may take the rest back."""
+
+    def __init__(self, send: Send, start: Json) -> None:
+        self._send, self._start = send, start
+
+    async def __call__(self, piece: MutableMapping[str, Any]) -> None:
+        if self._start:
+            await self._send(self._start)
+            self._start = {}
+        await self._send(piece)
 
 
 def _told(failure: WireError) -> Json:
