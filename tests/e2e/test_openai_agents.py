@@ -8,6 +8,7 @@ import io
 import json
 import signal
 import tarfile
+import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ def test_a_run_state_is_gone_on_from_twice() -> None:
     [("after", 3), *((point, step) for point in ("model", "in", "after") for step in long.size(range(0), range(1, 7)))],
 )
 def test_a_run_that_is_killed_goes_on(forks: Forks, plugged: Snap, point: str, step: int) -> None:
-    thread = f"{point}-{step}"  # the daemon keeps those of the tests before
+    thread = uuid.uuid4().hex  # the daemon keeps those of the tests before
     killed = forks.run(PROGRAM, thread, point, step, env=plugged.env)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     done = forks.run(PROGRAM, thread, "never", 0, env=plugged.env)

@@ -140,8 +140,12 @@ class SnapshotdSandboxClient(BaseSandboxClient[SnapshotdOptions]):
             raise gone(place.snapshot, exc) from exc
 
     async def _stands(self, place: ThreadPlace) -> bool:
+        """True if the sandbox has the files of the snapshot: no command of a program that was killed is at work on them."""
         assert place.trajectory is not None
         try:
+            commands = await self._client.commands(place.trajectory)
+            if any(one.status == "running" and not one.background for one in commands):
+                return False
             return (await self._client.trajectory(place.trajectory)).head == place.snapshot
         except NotFound:
             return False
