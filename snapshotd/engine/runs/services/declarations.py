@@ -34,7 +34,7 @@ class Declarations:
     def read(self, sandbox: Sandbox) -> list[DeclaredService]:
         """The services that the files of a sandbox declare, as they stand there: with markers for secrets. UsageError,
         LimitExceeded: the file, which a program in the sandbox can write, is malformed."""
-        source = f"{_PATH} in {sandbox.trajectory.name or short(sandbox.trajectory.id)}"
+        source = f"{_PATH} in {name_of(sandbox)}"
         data = _read_file(sandbox)
         if data is None:
             return []
@@ -60,7 +60,7 @@ class Declarations:
 
     def check_new(self, sandbox: Sandbox, service: str, declared: Sequence[DeclaredService], *, runs: bool) -> None:
         """Conflict: a service of that name is declared, or `runs`. LimitExceeded: there are too many."""
-        name = sandbox.trajectory.name or short(sandbox.trajectory.id)
+        name = name_of(sandbox)
         if runs or any(one.name == service for one in declared):
             raise Conflict(
                 f"{name} has a service {service} already: take it away first (`snapshotd kill --remove {name} {service}`), "
@@ -97,18 +97,17 @@ def requested(request: BackgroundRequest) -> DeclaredService:
 def written(sandbox: Sandbox, services: Sequence[DeclaredService]) -> str:
     """The file that declares these. LimitExceeded, UsageError: it cannot."""
     text = service_file.write(services)
-    service_file.check_size(text, f"{_PATH} in {_shown(sandbox)}")
+    service_file.check_size(text, f"{_PATH} in {name_of(sandbox)}")
     return text
 
 
 def unknown(sandbox: Sandbox, name: str, declared: Sequence[DeclaredService]) -> NotFound:
     known = ", ".join(service.name for service in declared) or "none"
-    return NotFound(
-        f"{sandbox.trajectory.name or short(sandbox.trajectory.id)} has no service {name[:80]!r}; it has: {known}"
-    )
+    return NotFound(f"{name_of(sandbox)} has no service {name[:80]!r}; it has: {known}")
 
 
-def _shown(sandbox: Sandbox) -> str:
+def name_of(sandbox: Sandbox) -> str:
+    """A sandbox's name for people."""
     return sandbox.trajectory.name or short(sandbox.trajectory.id)
 
 

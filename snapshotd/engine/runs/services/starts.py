@@ -23,7 +23,7 @@ from snapshotd.engine.caller import Caller, Stream
 from snapshotd.engine.context import Context
 from snapshotd.engine.runs import folder_mode, ports
 from snapshotd.engine.runs.commands import Commands
-from snapshotd.engine.runs.services.declarations import REMOVED, Declarations, requested, unknown, written
+from snapshotd.engine.runs.services.declarations import REMOVED, Declarations, name_of, requested, unknown, written
 from snapshotd.engine.sandbox.sandbox import ClientCommand, Sandbox
 from snapshotd.engine.sandbox.signals import end_service, end_services
 from snapshotd.engine.sandbox.step import StepListener
@@ -84,7 +84,7 @@ _ANY_TIME = _Patience()
 
 def _place(sandbox: Sandbox, service: DeclaredService | None) -> str:
     """Where the output of a service is that did not come back in a sandbox which is kept: the end of a sentence."""
-    name = sandbox.trajectory.name or short(sandbox.trajectory.id)
+    name = name_of(sandbox)
     return "" if service is None else f"; `snapshotd logs {name} {service.name}` has its output"
 
 
@@ -278,7 +278,7 @@ class SandboxServices:
             end_service(sandbox, command)
 
     def _failure(self, sandbox: Sandbox, service: DeclaredService, exc: Exception) -> str:
-        name = sandbox.trajectory.name or short(sandbox.trajectory.id)
+        name = name_of(sandbox)
         said = self._context.secrecy.of(sandbox.trajectory).conceal_text(_said(exc))
         return f"the service {service.name} of {name} did not come back: {said}"
 
