@@ -48,6 +48,22 @@ def test_a_page_goes_on_with_the_daemon_that_follows(own_snap: Snap, person: Per
     person.problems.clear()  # a browser logs each request that nobody answers
 
 
+def test_a_list_that_lags_behind_hides_no_call(own_snap: Snap, person: Person, sandbox: str) -> None:
+    page, held = person.page, []
+    page.route("**/overview?trajectory=*", lambda route: held.append((route, route.fetch())))
+    own_snap("exec", sandbox, "--", "echo", "early")
+    while not held:
+        page.wait_for_timeout(50)
+    own_snap("exec", sandbox, "--", "echo", "late")
+    page.locator(".trajectory", has_text=sandbox).get_by_text("3 snapshots").wait_for()
+    route, answer = held.pop(0)
+    route.fulfill(response=answer)
+    page.locator(".trajectory", has_text=sandbox).get_by_text("2 snapshots").wait_for()
+    person.opens(sandbox)
+    person.sees("echo late", ".calls")
+    page.unroute_all(behavior="ignoreErrors")
+
+
 def test_rows_that_could_not_be_read_are_read_later(own_snap: Snap, person: Person, sandbox: str) -> None:
     for number in range(2):
         own_snap("exec", sandbox, "--", "echo", str(number))

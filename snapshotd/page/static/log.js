@@ -104,11 +104,12 @@ export class Log {
     this.seqs.set(one.id, one.seq);
   }
 
-  /** What was said before the calls of these snapshots, too. */
+  /** What was said before the calls of these snapshots, too. They may be newer than what the list of trajectories knew. */
   keep(/** @type {Snapshot[]} */ found) {
     for (const one of found) this.put(one);
     const last = found.at(-1), start = this.rows.get((found[0]?.seq ?? 0) - 1)?.messages ?? found[0]?.messages ?? 0;
     if (last && last.messages > start) this.hear(found, last, start).catch(say);
+    if (last) this.count.value = Math.max(this.count.peek(), last.seq - this.first + 1);
     this.changed.value = this.changed.peek() + 1;
   }
 
