@@ -17,6 +17,7 @@ from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
 from snapshotd.errors import Conflict, LimitExceeded, NotFound, SnapshotdError, UsageError
 from snapshotd.kernel import files, turns
 from snapshotd.service import PLACE, SERVICES_MAX, DeclaredService
+from snapshotd.terms import SERVICES_MAX_BYTES
 from snapshotd.types import Snapshot, short
 
 DECLARED, REMOVED = "service", "removed"
@@ -133,7 +134,7 @@ def _read_file(sandbox: Sandbox) -> bytes | None:
             if not stat.S_ISREG(os.fstat(held).st_mode):
                 raise UsageError(f"{_PATH} is no regular file; remove it in the sandbox")
             with open(os.open(files.fd_path(held), os.O_RDONLY | os.O_CLOEXEC), "rb") as file:
-                return file.read(service_file.FILE_MAX_BYTES + 1)
+                return file.read(SERVICES_MAX_BYTES + 1)
         finally:
             os.close(held)
 
