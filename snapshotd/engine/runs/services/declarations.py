@@ -18,7 +18,7 @@ from snapshotd.errors import Conflict, LimitExceeded, NotFound, SnapshotdError, 
 from snapshotd.kernel import files, turns
 from snapshotd.service import PLACE, SERVICES_MAX, DeclaredService
 from snapshotd.terms import SERVICES_MAX_BYTES
-from snapshotd.types import Snapshot, short
+from snapshotd.types import Snapshot
 
 DECLARED, REMOVED = "service", "removed"
 """Name of the marker of a declaration, and its argument if that was taken away."""
@@ -109,7 +109,7 @@ def unknown(sandbox: Sandbox, name: str, declared: Sequence[DeclaredService]) ->
 
 def name_of(sandbox: Sandbox) -> str:
     """A sandbox's name for people."""
-    return sandbox.trajectory.name or short(sandbox.trajectory.id)
+    return sandbox.trajectory.shown_name
 
 
 @contextlib.contextmanager
