@@ -141,7 +141,6 @@ def test_a_run_that_was_out_of_memory_says_so(snap: Snap) -> None:
     assert "128 MiB" in ended.stderr
 
 
-@pytest.mark.each_runtime
 def test_a_command_that_takes_too_long_ends_with_all_that_it_started(snap: Snap, runtime: str) -> None:
     """Also with what left its process group, its session and its parent, and what takes no SIGTERM."""
     trajectory, _ = snap.create("--runtime", runtime)

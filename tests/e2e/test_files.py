@@ -106,7 +106,6 @@ def test_what_runs_is_seen_and_written_beside(box: Sandbox, snap: Snap) -> None:
     assert [one.info.tool.name for one in box.snapshots()] == ["start", "write", "exec"]
 
 
-@pytest.mark.each_runtime
 @pytest.mark.usefixtures("both_clients")
 def test_nothing_leads_out_of_a_sandbox_or_blocks(box: Sandbox) -> None:
     files = box.files

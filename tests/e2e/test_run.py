@@ -98,7 +98,6 @@ def test_a_command_runs_like_an_agent(snap: Snap, runtime: str, tmp_path: Path) 
     assert (tmp_path / "given").read_text() == "host\n", "the workspace is copied, not mounted"
 
 
-@pytest.mark.each_runtime
 def test_a_killed_agent_is_reported_with_its_signal(snap: Snap, runtime: str, tmp_path: Path) -> None:
     agent = tmp_path / "dies.py"
     agent.write_text("import os\nos.kill(os.getpid(), 9)\n")
@@ -157,7 +156,6 @@ def test_stop_takes_a_last_snapshot_and_exec_goes_on_from_it(snap: Snap, runtime
     snap("rm", "--force", trajectory)
 
 
-@pytest.mark.each_runtime
 def test_stop_cuts_a_command_off_and_both_sides_see_what_it_did(snap: Snap, runtime: str) -> None:
     trajectory, _ = snap.create("--runtime", runtime)
     running = snap.follow("exec", trajectory, "--", "sh", "-c", "echo half > half; echo said; exec sleep 1000")
@@ -188,7 +186,6 @@ def test_hard_links_survive_a_change_of_both_names(snap: Snap, runtime: str) -> 
     snap("rm", "--force", trajectory)
 
 
-@pytest.mark.each_runtime
 def test_rewind_gives_back_older_files_in_place(snap: Snap, runtime: str) -> None:
     trajectory, _ = snap.create("--runtime", runtime)
     old = snap.sh(trajectory, "echo old > f; mkdir d; touch d/x")["snapshot"]
