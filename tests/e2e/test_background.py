@@ -40,6 +40,7 @@ def sleeps(sandbox: Sandbox) -> bool:
 
 
 @pytest.mark.usefixtures("both_clients")
+@pytest.mark.same_verbs
 def test_it_goes_on_beside_other_calls_and_ends_with_a_snapshot(snap: Snap, runtime: str) -> None:
     sandbox = sandbox_of(snap, runtime)
     command = sandbox.exec("echo begun; cat; echo late >&2; echo done > made; exit 3", background=True, stdin=True)
@@ -133,6 +134,7 @@ def test_a_kill_ends_what_left_its_session_and_its_parent(snap: Snap, runtime: s
 
 
 @pytest.mark.usefixtures("both_clients")
+@pytest.mark.same_verbs
 def test_a_foreground_command_whose_client_went_away_is_listed_and_killed(snap: Snap, runtime: str) -> None:
     sandbox = sandbox_of(snap, runtime)
     client = snap.start("exec", sandbox.id, "--", "sh", "-c", "echo begun; echo half > half; sleep 1000 & sleep 1000")
@@ -160,6 +162,7 @@ def test_a_foreground_command_whose_client_went_away_is_listed_and_killed(snap: 
 
 
 @pytest.mark.usefixtures("both_clients")
+@pytest.mark.same_verbs
 def test_its_timeout_is_told_from_a_124_of_its_own(snap: Snap, runtime: str) -> None:
     sandbox = sandbox_of(snap, runtime)
     late = sandbox.exec("sleep 1000", background=True, timeout=0.1)
@@ -170,6 +173,7 @@ def test_its_timeout_is_told_from_a_124_of_its_own(snap: Snap, runtime: str) -> 
 
 
 @pytest.mark.usefixtures("both_clients")
+@pytest.mark.same_verbs
 def test_stop_and_a_rewind_end_it(snap: Snap, runtime: str) -> None:
     sandbox = sandbox_of(snap, runtime)
     first = sandbox.exec("echo 1 > n")

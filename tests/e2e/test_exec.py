@@ -193,6 +193,7 @@ def test_a_timeout_leaves_what_other_commands_started(snap: Snap, runtime: str) 
 
 
 @pytest.mark.usefixtures("both_clients")
+@pytest.mark.same_verbs
 def test_a_command_is_given_its_input(snap: Snap, runtime: str) -> None:
     sandbox = Sandbox.connect(snap.create("--runtime", runtime)[0], client=Snapshotd(snap.state_dir))
     assert sandbox.exec("cat", input="grüße").stdout == "grüße"
