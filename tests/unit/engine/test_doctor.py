@@ -18,6 +18,7 @@ from snapshotd.kernel import abilities
 from snapshotd.kernel.abilities import Abilities
 from snapshotd.kernel.mounts import LayerNaming
 
+pytestmark = pytest.mark.usefixtures("no_trials")
 REPOSITORY = Path(system_packages.__file__).parents[3]
 
 
