@@ -29,8 +29,8 @@ def server(own_snap: Snap, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def python_with(name: str, version: str, *packages: str) -> Path:
     """The Python of an environment with these packages of PyPI, which is kept from run to run."""
-    found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
-    base = shutil.which(f"python{version}") or (str(found[-1]) if found else None)
+    found = sorted(map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python")))
+    base = found[-1] if found else shutil.which(f"python{version}")  # pyenv's own name for it may lead nowhere
     if base is None:
         pytest.skip(f"no Python {version} is there")
 

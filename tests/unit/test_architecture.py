@@ -172,6 +172,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "inspect_ai": ("integrations/inspect_ai/",),
     "nemo_gym": ("integrations/nemo_gym/",),
     "minisweagent": ("integrations/mini_swe_agent/",),
+    "swerex": ("integrations/swe_rex/",),
     "mcp": ("integrations/mcp/",),
     "mcp_types": ("integrations/mcp/",),  # comes with mcp
     "uvicorn": ("daemon/", "page/server.py", "integrations/mcp/", "integrations/e2b/"),

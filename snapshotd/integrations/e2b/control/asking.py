@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any
 
 from starlette.requests import Request
 
@@ -17,7 +16,6 @@ BODY_MAX_BYTES = 1 << 20
 TIMEOUT_S = 300
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-ALL_TRAFFIC = "0.0.0.0/0"
 
 
 async def body(request: Request) -> Json:
@@ -97,26 +95,3 @@ def no_extras(given: Json) -> None:
     for name, what in (("mcp", "MCP gateway"), ("iam", "workload identities"), ("volumeMounts", "volumes")):
         if given.get(name):
             raise unsupported(what, f"leave `{name}` out")
-
-
-def network(given: Json, default: str) -> str:
-    """The network that a sandbox is to have, in the daemon's words. `given` has `allow_internet_access` and the lists of addresses."""
-    for name in ("egressProxy", "rules", "dnsServers", "httpsPorts", "maskRequestHost"):
-        if given.get(name):
-            raise unsupported(f"`{name}` for a network", "leave it out")
-    allow, deny = _addresses(given, "allowOut"), _addresses(given, "denyOut")
-    internet = given.get("allow_internet_access")
-    if internet is False or ALL_TRAFFIC in deny:
-        if allow:
-            raise unsupported("networks of some addresses", "allow all traffic or none")
-        return "none"
-    if [one for one in deny if one != ALL_TRAFFIC]:
-        raise unsupported("networks without some addresses", "allow all traffic or none")
-    return default if internet is None and not allow else "bridge"
-
-
-def _addresses(given: Json, name: str) -> list[str]:
-    found: Any = given.get(name) or []
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise WireError("invalid_argument", f"`{name}` has to be a list of addresses")
-    return found
