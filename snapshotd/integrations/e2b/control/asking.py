@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 
@@ -10,6 +9,7 @@ from starlette.requests import Request
 
 from snapshotd.api.record import Json
 from snapshotd.api.wire import TIMEOUT_MAX_S
+from snapshotd.integrations.e2b.bodies import json_object, read_body
 from snapshotd.integrations.e2b.failures import WireError, unsupported
 
 BODY_MAX_BYTES = 1 << 20
@@ -20,18 +20,7 @@ _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 async def body(request: Request) -> Json:
     """The JSON object that was sent; empty if nothing was."""
-    data = bytearray()
-    async for piece in request.stream():
-        data += piece
-        if len(data) > BODY_MAX_BYTES:
-            raise WireError("too_large", f"the body has more than {BODY_MAX_BYTES} bytes")
-    try:
-        found = json.loads(data or b"{}")
-    except (ValueError, RecursionError) as exc:
-        raise WireError("invalid_argument", f"the body is no JSON: {exc}") from exc
-    if not isinstance(found, dict):
-        raise WireError("invalid_argument", "the body has to be a JSON object")
-    return found
+    return json_object(await read_body(request, BODY_MAX_BYTES))
 
 
 def number(given: Json, name: str, default: float | None = None, *, least: float = 0) -> float:

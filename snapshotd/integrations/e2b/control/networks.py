@@ -6,6 +6,7 @@ allow, on the ports of the web, and a denial goes before (docs/network.md).
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from snapshotd.api.record import Json
@@ -14,6 +15,8 @@ from snapshotd.network import HostRule, Network
 
 ALL_TRAFFIC = "0.0.0.0/0"
 _EVERYTHING = "*", ALL_TRAFFIC
+_RULE_6 = re.compile(r"^([^\[\]/]*:[^\[\]/]*:[^\[\]/]*)(/\d+)?$")
+"""An IPv6 address, which has brackets in a rule."""
 _NOT_HERE = "egressProxy", "rules", "dnsServers", "httpsPorts", "maskRequestHost"
 
 
@@ -50,6 +53,4 @@ def _addresses(given: Json, name: str) -> list[str]:
     found: Any = given.get(name) or []
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
         raise WireError("invalid_argument", f"`{name}` has to be a list of addresses and names")
-    return [
-        f"[{host}]{slash}{bits}" if ":" in host else one for one in found for host, slash, bits in [one.partition("/")]
-    ]
+    return [_RULE_6.sub(r"[\1]\2", one) for one in found]
