@@ -33,10 +33,11 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from snapshotd.api.wire import API_PREFIX
-from snapshotd.errors import Conflict, NotFound, NotPermitted, SnapshotdError, UsageError
+from snapshotd.errors import NotFound, NotPermitted, SnapshotdError, UsageError
 from snapshotd.page.bundle import join_script
 from snapshotd.page.passing import PAGE, pass_events, pass_on, send_tree, to_daemon
 from snapshotd.page.terminal import MESSAGE_MAX_BYTES, serve_terminal
+from snapshotd.serving import listen_on
 
 IDLE_S = 900.0
 """The server ends when no page was open for so long."""
@@ -77,14 +78,7 @@ class PageServer:
 
     def __init__(self, socket_path: str, *, port: int = 0, idle_s: float = IDLE_S) -> None:
         """Listens at once, on 127.0.0.1; port 0 is any free one. Conflict when the port is taken."""
-        self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            self._listener.bind(("127.0.0.1", port))
-            self._listener.listen()
-        except OSError as exc:
-            self._listener.close()
-            raise Conflict(f"127.0.0.1:{port} cannot be listened on ({exc.strerror}); choose another port") from exc
+        self._listener: socket.socket = listen_on(port)
         self.port: int = self._listener.getsockname()[1]
         self._token = secrets.token_urlsafe(24)
         session = _Session(self._token)
