@@ -1,5 +1,5 @@
-"""What the servers on TCP share: the socket that they listen on, the time that a request's head may take, and uvicorn's
-settings. The daemon's own socket is daemon/server.py's."""
+"""Servers on TCP share the socket that they listen on, the time that a request's head may take, and uvicorn's settings. The
+daemon's own socket is daemon/server.py's."""
 
 from __future__ import annotations
 
