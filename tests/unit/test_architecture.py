@@ -157,7 +157,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "cryptography": ("secrets/vault.py", "client/bundles/sealing.py", "daemon/access/certificate.py"),
     "zstandard": ("repo/", "images/decompress.py", "images/shared.py", "integrations/langgraph/"),
     "xxhash": ("repo/",),
-    "h11": ("gateway/", "egress/web.py"),
+    "h11": ("gateway/", "egress/web.py", "page/room.py"),
     "python_multipart": ("integrations/e2b/inside/transfers.py",),
     "websockets": ("integrations/e2b/traffic.py",),
     "httpx2": ("gateway/forward.py", "page/passing.py", "integrations/e2b/traffic.py"),
@@ -174,7 +174,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "minisweagent": ("integrations/mini_swe_agent/",),
     "mcp": ("integrations/mcp/",),
     "mcp_types": ("integrations/mcp/",),  # comes with mcp
-    "uvicorn": ("daemon/", "page/server.py", "integrations/mcp/", "integrations/e2b/"),
+    "uvicorn": ("daemon/", "page/", "integrations/mcp/", "integrations/e2b/"),
     "starlette": ("daemon/", "page/", "integrations/mcp/", "integrations/e2b/"),  # comes with fastapi
     "pydantic": (
         "daemon/",
