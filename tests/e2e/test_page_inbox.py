@@ -76,17 +76,17 @@ def test_arguments_of_any_length_are_shown(own_snap: Snap, person: Person, tmp_p
         '@tool(approve="may I send them?")\n'
         "def send(amounts):\n"
         "    pass\n"
-        "send([7] * 25_000 + [8])\n"
+        "send([7] * 20_000 + [8])\n"
     )
     own_snap("run", "--detach", "--runtime", "runc", "--name", "many", tmp_path / "many.py")
     person.page.evaluate("location.hash = '#/approvals'")
     given = person.page.locator(".given")
     given.wait_for()
-    assert not given.inner_text().endswith("8\n]")
+    assert " 8\n" not in given.inner_text()
     whole = len(json.dumps(own_snap.json("approvals")[0]["arguments"], indent=2))
     person.sees(f"{whole - 100_000:,} more characters", ".inbox section")
     person.clicks("Show all", ".inbox section")
-    assert given.inner_text().endswith("8\n]")
+    assert given.inner_text().endswith(" 8\n  ]\n}")
     assert person.page.get_by_text("more characters").count() == 0
     own_snap("rm", "--force", "many")
 
