@@ -283,7 +283,9 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker, rights: 
         values=values,
         folders=folders,
         storage=storage,
-        stats=StatsService(context, sessions, storage, background.pauses),
+        stats=StatsService(
+            context, sessions, storage, background.pauses, None if node is None else node.describe_fleet
+        ),
         images=ImageService(context),
         requests=Requests(context.catalog),
         find=FindService(context, index, filling),

@@ -202,6 +202,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "operation": ("text", "Method and path of a request"),
     "count": ("count", "How many"),
     "watchers": ("count", "Clients that follow all events"),
+    "nodes": ("list of object", "Nodes of the fleet, as `fleet status` has them"),
     "model_use": ("object", "Model calls before a call, and what they took"),
     "input_tokens": ("count", "Tokens that went into model calls"),
     "output_tokens": ("count", "Tokens that came out of them"),

@@ -508,6 +508,18 @@ declare namespace Api {
     only?: (string)[] | null;
   }
 
+  interface NodeStats {
+    architecture: string;
+    free_memory_bytes: number;
+    lease_s: number;
+    node: string;
+    starting_count: number;
+    starting_max: number;
+    state: "leased" | "draining" | "lost";
+    trajectory_count: number;
+    unpublished_count: number;
+  }
+
   interface OverviewInfo {
     file_bytes: number;
     layer_bytes: number;
@@ -793,6 +805,7 @@ declare namespace Api {
     began_at: string;
     disk: (TrajectoryDisk)[];
     measured_at: string;
+    nodes: (NodeStats)[];
     pauses: PauseStats;
     requests: (RequestStats)[];
     sandboxes: (SandboxStats)[];
