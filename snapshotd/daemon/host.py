@@ -41,6 +41,11 @@ class Footing:
         """True if it is known already that all sandboxes are plain folders."""
         return self.wanted is Mode.FOLDER or bool(self.refusal)
 
+    @property
+    def in_namespace(self) -> bool:
+        """True if the daemon has entered a user namespace (`become_able`)."""
+        return not self.places.is_root and not self.in_folder
+
     def without_isolation(self, refusal: str) -> Footing:
         """The ground of a daemon for which nothing isolates. Unsupported with the reason where that will not do."""
         if self.wanted is Mode.FOLDER:
@@ -173,7 +178,7 @@ def note_namespace(footing: Footing, state_dir: Path) -> None:
     will do. The caller holds its lock."""
     if footing.refusal:
         (state_dir / _NAMESPACE).write_text(_NONE)
-    elif not footing.places.is_root and not footing.in_folder:
+    elif footing.in_namespace:
         (state_dir / _NAMESPACE).write_text(f"{rootless.own_inode()} {rootless.ids_here()}")
 
 
