@@ -76,7 +76,7 @@ def choose_mode(host: Abilities, footing: Footing) -> tuple[Mode, str]:
     the host. Where there is none and plain folders will do, `FOLDER`, and the reason why sandboxes run only that ask for
     no isolation. Unsupported when this host is not able to it, with what is missing."""
     if footing.in_folder:
-        return Mode.FOLDER, footing.refusal
+        return _folder(host, footing.refusal)
     able, wanted = host.modes(), footing.wanted
     best = Mode.ROOTLESS if host.is_rootless else Mode.PIVOT
     mode = wanted or best
@@ -96,7 +96,14 @@ def choose_mode(host: Abilities, footing: Footing) -> tuple[Mode, str]:
         f"this machine cannot run sandboxes in the mode {mode}: {missing}.{rootless.restriction() if host.is_rootless else ''} "
         f"`snapshotd doctor` says how to get what is missing{weaker}"
     )
-    return Mode.FOLDER, footing.without_isolation(reason).refusal
+    return _folder(host, footing.without_isolation(reason).refusal)
+
+
+def _folder(host: Abilities, refusal: str) -> tuple[Mode, str]:
+    """Unsupported where no layer can be kept, with what is missing."""
+    if not host.keeps_marks:
+        raise Unsupported(host.reasons["keeps_marks"])
+    return Mode.FOLDER, refusal
 
 
 def hand_down_controllers(host: Abilities) -> None:
