@@ -63,7 +63,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "engine": (
         ("engine",),
         ("experiments",),
-        ("services", "folder_expiry"),
+        ("services", "folder_expiry", "node"),
         ("share",),
         ("past",),
         ("runs", "host", "folders"),
@@ -78,6 +78,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
             "events",
             "identity",
             "markers",
+            "ownership",
             "pauses",
             "pins",
             "requests",
@@ -87,7 +88,19 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "repo": (("fleet",), ("upkeep",), ("writing",), ("reading",), ("format", "spool", "spool_format"), ("base", "key")),
     "daemon": (
-        ("children", "hook_places", "hooks", "host", "library", "lock", "logs", "server", "wiring"),
+        (
+            "children",
+            "hook_places",
+            "hooks",
+            "host",
+            "instances",
+            "joining",
+            "library",
+            "lock",
+            "logs",
+            "server",
+            "wiring",
+        ),
         ("http",),
         ("access",),
     ),
@@ -129,7 +142,7 @@ INTERFACES = ("store", "repo", "catalog", "runtime", "images", "gateway", "engin
 ENTRY = "__main__.py"
 """`python -m snapshotd`: starts the command line and is free to name it."""
 
-WIRING = ("daemon/wiring.py", "daemon/children.py")
+WIRING = ("daemon/wiring.py", "daemon/children.py", "daemon/joining.py")
 """The composition roots, of the daemon and of its child processes: the only modules that may name concrete classes of
 any package."""
 
@@ -157,7 +170,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "cryptography": ("secrets/vault.py", "client/bundles/sealing.py", "daemon/access/certificate.py"),
     "zstandard": ("repo/", "images/decompress.py", "images/shared.py", "integrations/langgraph/"),
     "xxhash": ("repo/",),
-    "h11": ("gateway/", "egress/web.py"),
+    "h11": ("gateway/", "egress/web.py", "integrations/e2b/listening.py"),
     "python_multipart": ("integrations/e2b/inside/transfers.py",),
     "websockets": ("integrations/e2b/traffic.py",),
     "httpx2": ("gateway/forward.py", "page/passing.py", "integrations/e2b/traffic.py"),
@@ -172,6 +185,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "inspect_ai": ("integrations/inspect_ai/",),
     "nemo_gym": ("integrations/nemo_gym/",),
     "minisweagent": ("integrations/mini_swe_agent/",),
+    "swerex": ("integrations/swe_rex/",),
     "mcp": ("integrations/mcp/",),
     "mcp_types": ("integrations/mcp/",),  # comes with mcp
     "uvicorn": ("daemon/", "page/server.py", "integrations/mcp/", "integrations/e2b/"),
