@@ -63,7 +63,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "engine": (
         ("engine",),
         ("experiments",),
-        ("services", "folder_expiry"),
+        ("services", "folder_expiry", "node"),
         ("share",),
         ("past",),
         ("runs", "host", "folders"),
