@@ -50,6 +50,8 @@ class NodeRoom:
     lease_ns: int = 0
     """Left of its lease."""
     draining: bool = False
+    address: str = ""
+    """Where clients and other nodes reach it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ def _less(room: NodeRoom, need: ForkNeed, count: int) -> NodeRoom:
 
 # -- what a node says of itself ----------------------------------------------------------------------------------------
 
-_SAID = ("architecture", "abilities", "cpus", "promised_cpus", "warm", "unpublished")
+_SAID = ("address", "architecture", "abilities", "cpus", "promised_cpus", "warm", "unpublished")
 
 
 def encode_room(room: NodeRoom) -> str:

@@ -78,6 +78,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
             "events",
             "identity",
             "markers",
+            "ownership",
             "pauses",
             "pins",
             "requests",
@@ -87,7 +88,19 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "repo": (("fleet",), ("upkeep",), ("writing",), ("reading",), ("format", "spool", "spool_format"), ("base", "key")),
     "daemon": (
-        ("children", "hook_places", "hooks", "host", "library", "lock", "logs", "server", "wiring"),
+        (
+            "children",
+            "hook_places",
+            "hooks",
+            "host",
+            "instances",
+            "joining",
+            "library",
+            "lock",
+            "logs",
+            "server",
+            "wiring",
+        ),
         ("http",),
         ("access",),
     ),
@@ -129,7 +142,7 @@ INTERFACES = ("store", "repo", "catalog", "runtime", "images", "gateway", "engin
 ENTRY = "__main__.py"
 """`python -m snapshotd`: starts the command line and is free to name it."""
 
-WIRING = ("daemon/wiring.py", "daemon/children.py")
+WIRING = ("daemon/wiring.py", "daemon/children.py", "daemon/joining.py")
 """The composition roots, of the daemon and of its child processes: the only modules that may name concrete classes of
 any package."""
 

@@ -21,8 +21,8 @@ from snapshotd.types import TrajectoryID
 
 
 class Publisher(Protocol):
-    """Publishes this node's snapshots. Thread-safe. It publishes under the claims of `NodeLease.claim`, and asks
-    `NodeLease.check_lease` before each attempt."""
+    """Publishes this node's snapshots. Thread-safe. It publishes under the claims of `NodeRights.claim`, and asks
+    `NodeRights.check_lease` before each attempt."""
 
     def start(self) -> None:
         """Begin to publish what is stored, in a thread of its own."""

@@ -188,6 +188,7 @@ class Sessions:
             raise UsageError(
                 f"{trajectory.name or short(trajectory.id)} is a folder of this machine, in which no sandbox runs: fork a snapshot of it"
             )
+        self._context.ownership.check(trajectory.id)
         with self.starting(trajectory.id):
             sandbox = self.find(trajectory.id)
             if sandbox is not None and not alive(sandbox):
@@ -353,8 +354,7 @@ class Sessions:
         )
 
     def close(self) -> None:
-        """Stop everything, each with a last snapshot, and end throw-away sandboxes. Errors are logged; the rest is
-        stopped all the same."""
+        """Stop everything, each with a last snapshot, and end throw-away sandboxes. Errors are logged, and stop nothing."""
         self.throw_aways.end(self._launcher.end)
         for sandbox in self.live():
             _stop_or_end(sandbox, self.stop, self._launcher.end)
