@@ -8,13 +8,16 @@ from pathlib import Path
 
 from snapshotd.catalog.postgres.catalog import open_database
 from snapshotd.config import Config
+from snapshotd.daemon.sharing import open_history
 from snapshotd.engine.context import Context
-from snapshotd.engine.node.alone import NotPublishing
 from snapshotd.engine.node.lease import LeaseKeeper, NodeFacts
 from snapshotd.engine.node.node import FleetNode
 from snapshotd.engine.node.rights import NodeRights
 from snapshotd.engine.node.watchdog import Watchdog
 from snapshotd.engine.runs.sessions import Sessions
+from snapshotd.engine.storing.archive_queue import Archive
+from snapshotd.engine.storing.archiver import Archiver
+from snapshotd.engine.storing.cold import Cold
 from snapshotd.errors import Unavailable, UsageError
 from snapshotd.fleet.base import LeaseTerms, NodeID
 from snapshotd.fleet.coordination import PostgresCoordination
@@ -46,10 +49,18 @@ def open_rights(config: Config, run_dir: Path, state_inode: str, local: Callable
     return rights
 
 
-def open_node(context: Context, rights: NodeRights, sessions: Sessions, starting: Callable[[], int]) -> FleetNode:
+def open_node(
+    context: Context,
+    rights: NodeRights,
+    sessions: Sessions,
+    starting: Callable[[], int],
+    archiver: Archiver,
+    archive: Archive,
+    cold: Cold,
+) -> FleetNode:
     """The daemon as a node, over its parts. `starting`: as of `FleetNode`."""
-    seams = NotPublishing(context.catalog)
-    return FleetNode(context, rights, sessions, seams, seams, starting)
+    publisher, takeover = open_history(context, archiver, archive, cold, rights)
+    return FleetNode(context, rights, sessions, publisher, takeover, starting)
 
 
 def _name(config: Config) -> str:

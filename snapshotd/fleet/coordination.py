@@ -44,7 +44,7 @@ class PostgresCoordination(Coordination):
     """See `Coordination`."""
 
     def __init__(self, tables: FleetTables, terms: LeaseTerms | None = None) -> None:
-        self.terms = terms or LeaseTerms()
+        self.terms, self.tables = terms or LeaseTerms(), tables
         self._db, self._clock = tables.database, tables.clock
         self._read, self._write, self._now = tables.read, tables.write, tables.now_ns
 
