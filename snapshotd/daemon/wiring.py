@@ -186,7 +186,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
             "" if rights is None else rights.lease.facts.node,
         )
         if rights is not None:
-            from snapshotd.daemon.sharing import prepare_repository
+            from snapshotd.daemon.joining import prepare_repository
 
             prepare_repository(catalog, places)
         context = Context(
