@@ -227,19 +227,21 @@ def missing_rows_are_added_and_the_rest_stays(catalog: Catalog) -> None:
     undone = Compensation(CallID(new_id()), trajectory.id, None, 5)
     rows = [SnapshotRow(first, (), RECORDS[0]), SnapshotRow(second, said), SnapshotRow(third)]
     for _ in range(2):
-        catalog.add_missing_rows([image], [replace(trajectory, head=first.id)], rows[:1], [waits])
+        catalog.others.add_missing([image], [replace(trajectory, head=first.id)], rows[:1], [waits])
         assert catalog.get_trajectory(trajectory.id) == replace(trajectory, name=None, head=first.id)
     assert catalog.approvals.list(None, trajectory.id) == [], "its snapshot is not here"
     ended = replace(trajectory, head=third.id, status=TrajectoryStatus.FINISHED, exit_code=3, env=(("A", "b"),))
     for _ in range(2):
-        catalog.add_missing_rows([image], [ended], rows, [waits], [undone])
+        catalog.others.add_missing([image], [ended], rows, [waits], [undone])
         assert catalog.get_trajectory(trajectory.id) == replace(ended, name=None)
         assert catalog.snapshots(trajectory.id) == [replace(first, tags=("b",)), second, third]
     assert tuple(catalog.conversation(third.id)) == said
     assert catalog.approvals.list(None, trajectory.id) == [waits]
     assert catalog.compensations.of_trajectory(trajectory.id) == [undone]
     decided = replace(waits, status=ApprovalStatus.APPROVED, by="me", decided_at_ns=9)
-    catalog.add_missing_rows([], [replace(trajectory, head=second.id)], [], [decided], [replace(undone, ended_at_ns=6)])
+    catalog.others.add_missing(
+        [], [replace(trajectory, head=second.id)], [], [decided], [replace(undone, ended_at_ns=6)]
+    )
     assert catalog.get_trajectory(trajectory.id).head == third.id, "a head does not go back"
     assert catalog.approvals.list(None, trajectory.id) == [decided]
     assert catalog.compensations.get(undone.entry) == replace(undone, ended_at_ns=6)
@@ -251,7 +253,7 @@ def missing_rows_are_added_and_the_rest_stays(catalog: Catalog) -> None:
     assert catalog.get_trajectory(trajectory.id).head == own.id
     child = fork(third, ended, "child")
     further = replace(follow(third, child.id), base=third.id)
-    catalog.add_missing_rows([], [replace(child, head=further.id)], [SnapshotRow(further)])
+    catalog.others.add_missing([], [replace(child, head=further.id)], [SnapshotRow(further)])
     assert catalog.get_trajectory(child.id) == replace(child, head=further.id)
     assert tuple(catalog.conversation(further.id)) == said
 
