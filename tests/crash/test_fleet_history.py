@@ -152,7 +152,8 @@ def alive(daemon: Daemon) -> bool:
 
 @pytest.mark.parametrize("point", BRINGING)
 def test_a_history_whose_bringing_is_cut_off_comes_at_the_next_attempt(fleet: Fleet, point: str) -> None:
-    assert point in failpoints.NAMES
+    walked = {name for name in failpoints.NAMES if name.startswith(("engine.publish.", "engine.takeover."))}
+    assert walked <= {*PUBLICATION, *BRINGING}
     north, south = fleet.begin("north").client, fleet.begin("south", SNAPSHOTD_FAILPOINT=point)
     head = head_of(work(north, "one", "two"))
     wait_published(fleet, head)
