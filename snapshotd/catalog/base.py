@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from snapshotd.catalog.parts import (
@@ -27,7 +26,10 @@ from snapshotd.catalog.parts import (
     ImageTable,
     KeyValues,
     NumberedSnapshot,
+    OtherCatalogs,
+    OtherRows,
     RequestTable,
+    SnapshotRow,
     TrajectoryTotals,
 )
 from snapshotd.catalog.tenancy import present_tenant, seen_by
@@ -62,25 +64,14 @@ __all__ = [
     "ImageTable",
     "KeyValues",
     "NumberedSnapshot",
+    "OtherCatalogs",
+    "OtherRows",
     "RequestTable",
     "SnapshotRow",
     "TrajectoryTotals",
     "present_tenant",
     "seen_by",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotRow:
-    """Everything that is recorded with one snapshot. `messages`: the ones it added to the conversation that it
-    continues, which it takes over up to `snapshot.messages - len(messages)`; `entries`: the journal entries it binds,
-    in the order in which they began; `state`: None if it is the state of the snapshot that it continues."""
-
-    snapshot: Snapshot
-    messages: tuple[Message, ...] = ()
-    record: RecordID | None = None
-    entries: tuple[JournalEntry, ...] = ()
-    state: dict[str, Any] | None = None
 
 
 class Catalog(ABC):
@@ -337,7 +328,6 @@ class Catalog(ABC):
         the head. NotFound."""
 
     # -- parts ---------------------------------------------------------------------------------------------------------
-
     images: ImageTable
     requests: RequestTable
     approvals: ApprovalTable
@@ -345,6 +335,7 @@ class Catalog(ABC):
     values: KeyValues
     experiments: ExperimentTable
     figures: Figures
+    others: OtherRows
 
     @abstractmethod
     def resolve_snapshot(self, ref: str) -> Snapshot:

@@ -15,7 +15,7 @@ from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.catalog.commits import begin_trajectory, commit, set_began, writer
 from snapshotd.catalog.database import CatalogDatabase, Row, Value
 from snapshotd.catalog.inserts import WARNINGS, add_tag, set_sentences
-from snapshotd.catalog.lookup import check_name, find, no, own_tag, searchable, snapshot_numbers, trajectory_number
+from snapshotd.catalog.lookup import check_name, no, own_tag, searchable, snapshot_numbers, trajectory_number
 from snapshotd.catalog.removal import check_removable, forget_removed, remove_trajectory, removed_trajectories
 from snapshotd.catalog.restore import restore_rows
 from snapshotd.catalog.snapshots import all_snapshots, count_snapshots, forget_outputs, get_snapshots, newest_snapshots
@@ -23,6 +23,7 @@ from snapshotd.catalog.tables.approvals import SqlApprovals, SqlCompensations
 from snapshotd.catalog.tables.experiments import SqlExperiments
 from snapshotd.catalog.tables.figures import SqlFigures
 from snapshotd.catalog.tables.images import SqlImages
+from snapshotd.catalog.tables.others import SqlOtherRows
 from snapshotd.catalog.tables.requests import SqlRequests, add_request
 from snapshotd.catalog.tables.values import SqlValues
 from snapshotd.catalog.tenancy import trajectories_of
@@ -60,6 +61,7 @@ class SqlCatalog(Catalog):
         self.values = SqlValues(self._db)
         self.experiments = SqlExperiments(self._db)
         self.figures: SqlFigures = SqlFigures(self._db)
+        self.others: SqlOtherRows = SqlOtherRows(self._db, self.figures, lambda one: self._listener(one))
 
     def close(self) -> None:
         self._db.close()
@@ -308,12 +310,10 @@ class SqlCatalog(Catalog):
     # -- references by people ------------------------------------------------------------------------------------------
 
     def resolve_snapshot(self, ref: str) -> Snapshot:
-        with self._db.lock:
-            return self.get_snapshot(find(self._db, "snapshot", ref)[0])
+        return self.others.resolve("snapshot", ref, lambda found: self.get_snapshot(found[0]))
 
     def resolve_trajectory(self, ref: str) -> Trajectory:
-        with self._db.lock:
-            return self.get_trajectory(find(self._db, "trajectory", ref)[1])
+        return self.others.resolve("trajectory", ref, lambda found: self.get_trajectory(found[1]))
 
     def tag(self, snapshot_id: SnapshotID, name: str, *, move: bool = False, request: RequestKey | None = None) -> None:
         check_name(name)

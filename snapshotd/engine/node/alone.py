@@ -20,6 +20,9 @@ class NotPublishing:
     def close(self) -> None:
         """Nothing ends."""
 
+    def hear_of_stored(self) -> None:
+        """Nothing follows."""
+
     def lag(self) -> int:
         return len(self._catalog.unstored())
 
