@@ -35,6 +35,8 @@ class NodeRoom:
     """A node as placement sees it."""
 
     node: NodeID
+    address: str = ""
+    """Where clients and other nodes reach it."""
     architecture: str = ""
     abilities: frozenset[str] = frozenset()
     cpus: float = 1.0
@@ -166,7 +168,7 @@ def _less(room: NodeRoom, need: ForkNeed, count: int) -> NodeRoom:
 
 # -- what a node says of itself ----------------------------------------------------------------------------------------
 
-_SAID = ("architecture", "abilities", "cpus", "promised_cpus", "warm", "unpublished")
+_SAID = ("address", "architecture", "abilities", "cpus", "promised_cpus", "warm", "unpublished")
 
 
 def encode_room(room: NodeRoom) -> str:
