@@ -68,6 +68,18 @@ def _mode(text: str) -> str:
     return text
 
 
+def _node(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", text):
+        raise ValueError
+    return text
+
+
+def _https(text: str) -> str:
+    if not re.fullmatch(r"https?://[^/\s@]+/?", text):
+        raise ValueError
+    return text.rstrip("/")
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class UserPlaces:
     """The places of a user's daemons that no setting names: root's, or any other user's own. Chosen once, by `places`."""
@@ -194,6 +206,43 @@ class Config:
         "`repo/store` in the state directory",
         "Address of the packs, decided at a state directory's first start ([storage](storage.md)).",
         "the address of a store",
+    )
+    fleet: str = _text(
+        "SNAPSHOTD_FLEET",
+        "",
+        "none: the daemon is alone",
+        "Database of the fleet that the daemon is a node of ([fleet](fleet.md)); all nodes share `SNAPSHOTD_STORE`.",
+        "the address of a PostgreSQL database",
+    )
+    node: str = _setting(
+        "SNAPSHOTD_NODE",
+        "",
+        "the host's name up to its first dot",
+        "Name of the node in its fleet.",
+        _node,
+        "1 to 63 of `a-z`, `0-9` and `-`, no `-` at either end",
+    )
+    node_address: str = _setting(
+        "SNAPSHOTD_NODE_ADDRESS",
+        "",
+        "none",
+        "Where clients and other nodes reach the node.",
+        _https,
+        "`https://HOST:PORT`",
+    )
+    node_cpus: int | None = _count(
+        "SNAPSHOTD_NODE_CPUS", None, "the machine's", "Processors that the node offers to forks of the fleet.", 1, 65536
+    )
+    node_memory_bytes: int | None = _count(
+        "SNAPSHOTD_NODE_MEMORY",
+        None,
+        "what is available",
+        "Bytes of memory that the node's sandboxes may take together before forks go to other nodes.",
+        _BYTES_LEAST,
+        _BYTES_MOST,
+    )
+    node_starting: int = _count(
+        "SNAPSHOTD_NODE_STARTING", 64, "64", "Sandboxes that may be starting on the node at once.", 1, 65536
     )
     image_builds: str = _text(
         "SNAPSHOTD_IMAGE_BUILDS",

@@ -104,7 +104,7 @@ class MemoryCoordination(Coordination):
     def published(self, snapshots: Sequence[SnapshotID]) -> list[SnapshotID]:
         return [one for one in snapshots if one in self.heads]
 
-    def record_intent(self, claim: Claim, call: CallID) -> None:
+    def record_intent(self, claim: Claim, call: CallID, said: str = "") -> None:
         others = [one for one in self.intents(claim.trajectory) if one.call != call]
         made = protocol.open_intent(self.owners[claim.trajectory], claim, call, others)
         if self.calls.setdefault(call, made) != made:

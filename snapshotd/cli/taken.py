@@ -42,25 +42,27 @@ def counted(client: Snapshotd, taken: SnapshotInfo) -> SnapshotInfo:
     return taken
 
 
+def taken_line(taken: SnapshotInfo, *, with_state: bool) -> str:
+    """The line of a snapshot."""
+    return snapshot_line(
+        seq=taken.seq,
+        snapshot_id=taken.id,
+        tool=taken.tool.name,
+        status=taken.tool.status,
+        pause_ms=taken.pause_ms,
+        files=None if taken.files is None else dataclasses.asdict(taken.files),
+        method=taken.method,
+        state=taken.state if with_state else None,
+    )
+
+
 def report_taken(client: Snapshotd, taken: SnapshotInfo, wait: Wait | None, *, as_json: bool) -> None:
     """One line on standard error, or with `as_json` the snapshot as `log --json` has it."""
     taken = counted(client, taken)
     if as_json:
         print_json(snapshot_json(taken))
         return
-    click.echo(
-        snapshot_line(
-            seq=taken.seq,
-            snapshot_id=taken.id,
-            tool=taken.tool.name,
-            status=taken.tool.status,
-            pause_ms=taken.pause_ms,
-            files=None if taken.files is None else dataclasses.asdict(taken.files),
-            method=taken.method,
-            state=None if wait is None else taken.state,
-        ),
-        err=True,
-    )
+    click.echo(taken_line(taken, with_state=wait is not None), err=True)
     _report_folder(taken)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from socket import socket
+from typing import TYPE_CHECKING
 
 from snapshotd import sqlite
 from snapshotd.api.wire import lock_path_of
@@ -17,10 +18,11 @@ from snapshotd.catalog import migration
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.file import meta_in_file
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.config import Config, UserPlaces
+from snapshotd.config import Config
 from snapshotd.daemon import state_files
 from snapshotd.daemon.children import StatePlaces, open_repository
 from snapshotd.daemon.host import AS_ROOT, Footing, choose_mode, hand_down_controllers, host_mounts
+from snapshotd.daemon.instances import inode_of, left_behind, make_run_dir
 from snapshotd.daemon.library import write_share
 from snapshotd.daemon.lock import StateLock
 from snapshotd.engine.context import Context
@@ -38,6 +40,7 @@ from snapshotd.engine.mind.approval.records import ApprovalRecords
 from snapshotd.engine.mind.approval.webhook import Webhooks
 from snapshotd.engine.mind.gateways import GatewayMaker, Gateways
 from snapshotd.engine.mind.keyvalue import KeyValueStore
+from snapshotd.engine.ownership import ALONE
 from snapshotd.engine.pins import Pins
 from snapshotd.engine.requests import Requests
 from snapshotd.engine.runs import recover
@@ -98,6 +101,10 @@ from snapshotd.store.base import Store
 from snapshotd.store.open import open_store
 from snapshotd.types import NO_ISOLATION, IdMap, Message, new_id
 
+if TYPE_CHECKING:
+    from snapshotd.engine.node.node import FleetNode
+    from snapshotd.engine.node.rights import NodeRights
+
 _STORE_URL, _LOCAL = "store_url", "local"
 """Default place of packs: the state directory itself."""
 _WAY = "way"
@@ -107,8 +114,8 @@ _WAYS = {
     "folder": "a daemon that has no user namespace (SNAPSHOTD_MODE=folder)",
 }
 """Ways to keep layers: with other owners, or with other marks."""
-_INSTANCE, _STATE_DIR = "instance", "state-dir"
-"""The name of an instance in the catalog, and the file in its directory below /run that says whose it is."""
+_INSTANCE = "instance"
+"""The name of an instance in the catalog."""
 _SWITCH_INTERVAL_S = 0.0005
 """Time for which a busy thread may hold the interpreter against one that answers a tool call; every system call of a
 pivot gives it up once."""
@@ -132,7 +139,8 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
         state_files.check_packs(state_dir, lambda: bool(catalog.referenced_records()))
     index_reserve.make(state_dir / "repo" / "index.db")
     store = filesystem.prepare(state_dir)
-    try:
+    with contextlib.ExitStack() as opened:
+        opened.callback(filesystem.release, store)
         where = footing.places
         mode, no_isolation = choose_mode(store.host, footing)
         _check_way(catalog, state_dir, _way(store, in_folder=mode is Mode.FOLDER))
@@ -140,7 +148,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
         if instance is None:
             instance = new_id()[:12]
             catalog.set_meta(_INSTANCE, instance)
-        run_dir = _run_dir(where, instance, state_dir)
+        run_dir = make_run_dir(where, instance, state_dir)
         keeper = KeeperClient(run_dir / "keeper" / "keeper.sock", host_mounts())
         # The kernel tells no process of a user namespace the filters that the starter copies.
         starter = Starter(used=config.starts_with == "starter" and mode is not Mode.ROOTLESS)
@@ -161,6 +169,14 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
                 instance, config.docker_host, run_dir=run_dir / "docker", keeper=keeper, starter=starter
             )
         spool = FileSpool(state_dir / "repo")
+        rights: NodeRights | None = None
+        if config.fleet:
+            from snapshotd.daemon.joining import open_rights  # few daemons are nodes
+
+            rights = open_rights(
+                config, run_dir, inode_of(state_dir), lambda: [one.id for one in catalog.trajectories()]
+            )
+            opened.callback(rights.lease.close)
         places = StatePlaces(
             state_dir, store.root, store.kind, _store_url(config, catalog), store.marks.prefix.decode()
         )
@@ -181,22 +197,22 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
             secrecy=Secrecy(FileVault(state_dir, lambda: not catalog.trajectories()), catalog),
             keeper=keeper,
             child=places.command,
+            ownership=rights or ALONE,
             mode=mode,
             no_isolation=no_isolation,
         )
         lazy = LazyMount(places.command("lazy"), run_dir / "lazy", _lazy_refusal(mode, store.host))
         survivors = recover.recover(context)
-        engine = _assemble(context, lazy, _gateways(load_key(places.repo_dir), Budget(config.gateway_memory_bytes)))
+        gateways = _gateways(load_key(places.repo_dir), Budget(config.gateway_memory_bytes))
+        engine = _assemble(context, lazy, gateways, rights)
         engine.life.start(survivors)
+        opened.pop_all()
         return engine
-    except BaseException:
-        filesystem.release(store)
-        raise
 
 
-def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engine:
+def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker, rights: NodeRights | None = None) -> Engine:
     """The engine over its parts. `lazy`: the mount that serves layers which are not there yet. `gateway`: makes a model
-    endpoint."""
+    endpoint. `rights`: of a node of a fleet."""
     context.catalog.notify(context.events.tell_of_change)
     worker = Worker(context.store.root, context.store.kind, context.store.marks)
     merger, links = Merger(context.store, worker), LinkGroups(worker)
@@ -238,7 +254,13 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engin
         worker,
         context.keeper,
         *context.runtimes.values(),
+        *(() if rights is None else (rights.lease,)),
     )
+    node: FleetNode | None = None
+    if rights is not None:
+        from snapshotd.daemon.joining import open_node
+
+        node = open_node(context, rights, sessions, lambda: launcher.starting)
     services = Services(
         runs=RunService(context, sessions, resumes, background, archive, disposal),
         snapshots=SnapshotService(context, cold, archive),
@@ -277,6 +299,7 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engin
             filling,
             str(approvals.policy.path),
             ends,
+            node,
         ),
     )
 
@@ -300,7 +323,7 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object], footing: 
         try:
             if url != _local_url(state_dir):
                 catalog.set_meta(_STORE_URL, url)
-            if (instance := _left_behind(footing.places.run_root, state_dir)) is not None:
+            if (instance := left_behind(footing.places.run_root, state_dir)) is not None:
                 catalog.set_meta(_INSTANCE, instance)
             catalog.set_meta(_WAY, _way(store, in_folder=footing.in_folder))
             report = rebuild.rebuild(repository.records(), catalog, repository.contains)
@@ -461,29 +484,3 @@ def _lazy_refusal(mode: Mode, host: Abilities) -> Unsupported | None:
         )
     missing = "pyfuse3 is not installed" if importlib.util.find_spec("pyfuse3") is None else useful.fuse()
     return None if missing is None else Unsupported(missing)
-
-
-def _run_dir(where: UserPlaces, instance: str, state_dir: Path) -> Path:
-    run_dir = where.run_root / instance
-    above = () if where.is_closed else (where.run_root,)
-    for directory in (*above, run_dir, run_dir / "runc", run_dir / "c"):
-        directory.mkdir(mode=0o711, exist_ok=True)
-        directory.chmod(0o711)
-    (run_dir / _STATE_DIR).write_text(_inode_of(state_dir))
-    return run_dir
-
-
-def _left_behind(root: Path, state_dir: Path) -> str | None:
-    """The instance whose sandboxes a killed daemon of this state directory has left. The next daemon has to bear its
-    name: another would not find them, and they would run for ever."""
-    for name in root.glob(f"*/{_STATE_DIR}"):
-        with contextlib.suppress(FileNotFoundError):  # its daemon is just ending
-            if name.read_text() == _inode_of(state_dir):
-                return name.parent.name
-    return None
-
-
-def _inode_of(state_dir: Path) -> str:
-    # Not its path, which leads elsewhere in another mount namespace.
-    found = state_dir.stat()
-    return f"{found.st_dev}:{found.st_ino}"

@@ -9,14 +9,16 @@ from pathlib import Path
 from snapshotd.catalog.base import Catalog, present_tenant
 from snapshotd.config import Config
 from snapshotd.engine.events import EventLogs
+from snapshotd.engine.ownership import ALONE, Ownership
 from snapshotd.engine.pins import Pins
 from snapshotd.engine.secrecy import Secrecy
 from snapshotd.errors import DataLoss, NotFound, Unsupported, UsageError
 from snapshotd.images.base import Images
 from snapshotd.kernel.abilities import Mode
+from snapshotd.kernel.holding.members import Members
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.base import Repository, Spool
-from snapshotd.runtime.base import Keeper, Runtime
+from snapshotd.runtime.base import Container, Keeper, Runtime
 from snapshotd.types import (
     FOLDER,
     NO_ISOLATION,
@@ -56,6 +58,8 @@ class Context:
     keeper: Keeper
     child: Callable[[str], list[str]]
     """The command line of a child process of this state directory, by its role (daemon/children.py)."""
+    ownership: Ownership = ALONE
+    """The daemon's right to act for its trajectories."""
     mode: Mode = Mode.PIVOT
     no_isolation: str = ""
     """The reason why only sandboxes that are asked to be without isolation can run; empty: others can, or the settings
@@ -69,6 +73,10 @@ class Context:
         """The image that `name` stands for, made if need be; a caller of one tenant takes those that are there. As
         `Images.ensure`."""
         return self.images.ensure(name, progress) if present_tenant() is None else self.images.find(name)
+
+    def members(self, runtime: Runtime, container: Container) -> Members:
+        """The processes of a container, which a node freezes when its lease is over. SandboxFailed."""
+        return self.ownership.hold(runtime.members(container))
 
     def command_logs(self, trajectory: TrajectoryID) -> Path:
         """Folder of the logs of a trajectory's background commands (runs/commands.py). It need not exist."""

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from snapshotd.engine.base import Event
 from snapshotd.engine.context import Context
@@ -51,6 +51,9 @@ from snapshotd.kernel.abilities import weaker
 from snapshotd.kernel.memory import available_bytes
 from snapshotd.layers.filesystem import release
 
+if TYPE_CHECKING:
+    from snapshotd.engine.node.node import FleetNode
+
 STEP_BYTES = 256 << 10
 """With less space than this even a step that changes nothing may fail: a layer's directories, an output, the catalog's
 log."""
@@ -76,12 +79,14 @@ class Life:
         filling: Filling,
         policy_file: str,
         ends: Sequence[EnginePart],
+        node: FleetNode | None = None,
     ) -> None:
-        """`ends`: what is closed at the end, in this order; the sessions among it take their last snapshots."""
+        """`ends`: what is closed at the end, in this order; the sessions among it take their last snapshots. `node`: of a
+        fleet."""
         self._context, self._catalog, self._sessions = context, context.catalog, sessions
         self._cold, self._archive, self._background = cold, archive, background
         self._disposal, self._upkeep, self._experiments, self._filling = disposal, upkeep, experiments, filling
-        self._policy_file, self._ends = policy_file, ends
+        self._policy_file, self._ends, self._node = policy_file, ends, node
         self._watches: tuple[DiskWatch | IdleWatch | FolderExpiry, ...] = ()
         self._closed = threading.Event()
 
@@ -96,6 +101,8 @@ class Life:
         idle = IdleWatch(self._sessions.live, lambda sandbox: self._sessions.stop(sandbox.trajectory, only=sandbox))
         expiry = FolderExpiry(self._upkeep, self._context.config.folder_prune_s)
         self._watches = (idle, DiskWatch(self._context, self._sessions.launched), expiry)
+        if self._node is not None:
+            self._node.start()
         self._experiments.start()
         self._filling.start()
 
@@ -128,6 +135,7 @@ class Life:
             "policy_file": self._policy_file,
             "image_count": len(context.images.list()),
             "durability": self._durability(),
+            **({} if self._node is None else self._node.status()),
             "settings": context.config.shown(),
         }
 
@@ -161,6 +169,8 @@ class Life:
             return
         self._closed.set()
         self._experiments.close()
+        if self._node is not None:
+            self._node.close()
         for watch in self._watches:
             watch.close()
         for part in self._ends:

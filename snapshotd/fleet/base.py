@@ -111,6 +111,8 @@ class RecordedIntent:
     trajectory: TrajectoryID
     fence: int
     state: IntentState = IntentState.OPEN
+    said: str = ""
+    """The call's name, arguments and key, as JSON, for the node that takes the trajectory over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,7 @@ class Coordination(ABC):
     # -- irreversible calls --------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def record_intent(self, claim: Claim, call: CallID) -> None:
+    def record_intent(self, claim: Claim, call: CallID, said: str = "") -> None:
         """Return when the intent is durable: the call may run if the lease still holds *then* (`HeldLease.may_act`).
         Undecided: the trajectory has undecided calls of an earlier owner."""
 

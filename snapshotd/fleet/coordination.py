@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _LEASE = "node, host, epoch, renewals, until_ns"
 _OWNER = "trajectory, node, epoch, fence, head, side_of"
+_INTENT = "call, trajectory, fence, state, said"
 
 
 class PostgresCoordination(Coordination):
@@ -104,6 +105,17 @@ class PostgresCoordination(Coordination):
                 raise Conflict(f"trajectory {short(trajectory)} has an owner: take it over")
             return Claim(trajectory, node, epoch, 1)
 
+    def own_new(self, trajectories: Sequence[TrajectoryID], node: NodeID, epoch: int) -> list[OwnedTrajectory]:
+        """Own those that have no row yet, as `own` does; the rows of all, in no order. One transaction."""
+        with self._db.transaction(alone=False):
+            self._lock_daemon(node, epoch)
+            self._write(
+                f"INSERT INTO {{}}.owners ({_OWNER}) SELECT one, ?, ?, 1, NULL, NULL FROM unnest(?::text[]) AS one ORDER BY one"
+                " ON CONFLICT DO NOTHING",
+                (node, epoch, list(trajectories)),
+            )
+            return self._owners("WHERE trajectory = ANY(?)", list(trajectories))
+
     def draw_fence(self, claim: Claim) -> Claim:
         with self._db.transaction(alone=False):
             row = protocol.raise_fence(self._lock_owner(claim.trajectory), claim)
@@ -167,22 +179,20 @@ class PostgresCoordination(Coordination):
 
     # -- irreversible calls --------------------------------------------------------------------------------------------
 
-    def record_intent(self, claim: Claim, call: CallID) -> None:
+    def record_intent(self, claim: Claim, call: CallID, said: str = "") -> None:
         with self._db.transaction(alone=False):
             row = self._lock_owner(claim.trajectory)
             others = [one for one in self.intents(claim.trajectory) if one.call != call]
-            made = protocol.open_intent(row, claim, call, others)
+            made = replace(protocol.open_intent(row, claim, call, others), said=said)
             self._write(
-                "INSERT INTO {}.intents (call, trajectory, fence, state) VALUES (?,?,?,?) ON CONFLICT DO NOTHING",
-                _values(made),
+                f"INSERT INTO {{}}.intents ({_INTENT}) VALUES (?,?,?,?,?) ON CONFLICT DO NOTHING", _values(made)
             )
             if self._lock_intent(call) != made:
                 raise Conflict(f"irreversible call {short(call)} has begun before: its outcome is to be looked up")
 
     def intents(self, trajectory: TrajectoryID) -> list[RecordedIntent]:
         rows = self._read(
-            "SELECT call, trajectory, fence, state FROM {}.intents WHERE trajectory = ? AND state <> 'bound' ORDER BY call",
-            trajectory,
+            f"SELECT {_INTENT} FROM {{}}.intents WHERE trajectory = ? AND state <> 'bound' ORDER BY call", trajectory
         )
         return [_intent(row) for row in rows]
 
@@ -273,10 +283,10 @@ class PostgresCoordination(Coordination):
         return _one(f"trajectory {trajectory}", self._owners("WHERE trajectory = ? FOR UPDATE", trajectory))
 
     def _lock_intent(self, call: CallID) -> RecordedIntent:
-        rows = self._read("SELECT call, trajectory, fence, state FROM {}.intents WHERE call = ? FOR UPDATE", call)
+        rows = self._read(f"SELECT {_INTENT} FROM {{}}.intents WHERE call = ? FOR UPDATE", call)
         return _one(f"irreversible call {call}", [_intent(row) for row in rows])
 
-    def _owners(self, where: str, *values: str) -> list[OwnedTrajectory]:
+    def _owners(self, where: str, *values: str | list[TrajectoryID]) -> list[OwnedTrajectory]:
         return [_owner(row) for row in self._read(f"SELECT {_OWNER} FROM {{}}.owners {where}", *values)]
 
     def _write_lease(self, row: NodeLease) -> None:
@@ -292,7 +302,7 @@ class PostgresCoordination(Coordination):
         )
 
     def _write_intent(self, row: RecordedIntent) -> None:
-        self._write("UPDATE {}.intents SET trajectory = ?2, fence = ?3, state = ?4 WHERE call = ?1", _values(row))
+        self._write("UPDATE {}.intents SET state = ?2 WHERE call = ?1", (row.call, str(row.state)))
 
     def _doubt_intents(self, trajectory: TrajectoryID) -> None:
         for row in self.intents(trajectory):
@@ -309,7 +319,7 @@ def _values(row: NodeLease | OwnedTrajectory | RecordedIntent) -> tuple[object, 
         case OwnedTrajectory():
             return (row.trajectory, row.node, row.epoch, row.fence, row.head, row.side_of)
         case RecordedIntent():
-            return (row.call, row.trajectory, row.fence, str(row.state))
+            return (row.call, row.trajectory, row.fence, str(row.state), row.said)
 
 
 def _lease(row: Row) -> NodeLease:
@@ -321,8 +331,8 @@ def _owner(row: Row) -> OwnedTrajectory:
 
 
 def _intent(row: Row) -> RecordedIntent:
-    call, trajectory, fence, state = row
-    return RecordedIntent(call, trajectory, fence, IntentState(state))
+    call, trajectory, fence, state, said = row
+    return RecordedIntent(call, trajectory, fence, IntentState(state), said)
 
 
 def _one(what: str, found: list[_T]) -> _T:

@@ -52,6 +52,8 @@ class NodeRoom:
     lease_ns: int = 0
     """Left of its lease."""
     draining: bool = False
+    address: str = ""
+    """Where clients and other nodes reach it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,8 @@ CREATE TABLE {schema}.intents (
     call       TEXT PRIMARY KEY,
     trajectory TEXT NOT NULL,
     fence      BIGINT NOT NULL,
-    state      TEXT NOT NULL               -- base.IntentState
+    state      TEXT NOT NULL,              -- base.IntentState
+    said       TEXT NOT NULL               -- JSON: the call
 );
 CREATE INDEX intents_by_trajectory ON {schema}.intents (trajectory) WHERE state <> 'bound';
 CREATE TABLE {schema}.reservations (

@@ -13,6 +13,7 @@ from tests.e2e.prepared import daemon_on
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
+@pytest.mark.long  # the same commands: e2e/test_background.py, test_services.py
 @pytest.mark.runc
 @pytest.mark.parametrize(("page", "least"), [("commands.md", 60), ("services.md", 10)])
 def test_every_command_prints_what_the_page_shows(minimal_state: Path, tmp_path: Path, page: str, least: int) -> None:

@@ -118,7 +118,6 @@ def test_only_what_is_allowed_is_reached_and_what_is_refused_is_on_the_snapshot(
         assert refused(snap, box) == []
 
 
-@pytest.mark.each_runtime
 def test_the_hosts_are_changed_while_it_runs_and_inherited(snap: Snap, runtime: str, server: tuple[str, int]) -> None:
     host, port = server
     rule = f"{host}:{port}"
@@ -251,7 +250,7 @@ ready_timeout = 20
 """
 
 
-@pytest.mark.parametrize("kind", ["allow", "bridge"])
+@pytest.mark.parametrize("kind", ["allow", pytest.param("bridge", marks=pytest.mark.long)])
 @pytest.mark.timeout(300)
 def test_a_replay_reaches_nothing_and_what_comes_behind_it_has_its_network_and_services(
     own_snap: Snap, server: tuple[str, int], tmp_path: Path, kind: str

@@ -84,7 +84,12 @@ def test_a_server_comes_back(own_snap: Snap, runtime: str) -> None:
 
 @pytest.mark.runc
 @pytest.mark.parametrize(
-    "point", ["engine.command.begun", "engine.service.ready", "engine.step.sealed", "engine.service.declared"]
+    "point",
+    [
+        "engine.service.ready",
+        "engine.service.declared",
+        *(pytest.param(f"engine.{name}", marks=pytest.mark.long) for name in ("command.begun", "step.sealed")),
+    ],
 )
 def test_killed_at_a_failpoint(own_snap: Snap, point: str) -> None:
     """It is declared, and runs once; or it is not there at all, and can be declared again."""
@@ -129,7 +134,6 @@ for number in range(4):
 """
 
 
-@pytest.mark.each_runtime
 @pytest.mark.timeout(300)
 def test_an_agent_that_is_resumed_or_forked_has_it_before_it_goes_on(
     own_snap: Snap, runtime: str, tmp_path: Path

@@ -64,7 +64,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "engine": (
         ("engine",),
         ("experiments",),
-        ("services", "folder_expiry"),
+        ("services", "folder_expiry", "node"),
         ("share",),
         ("past",),
         ("runs", "host", "folders"),
@@ -79,6 +79,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
             "events",
             "identity",
             "markers",
+            "ownership",
             "pauses",
             "pins",
             "requests",
@@ -88,7 +89,19 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "repo": (("fleet",), ("upkeep",), ("writing",), ("reading",), ("format", "spool", "spool_format"), ("base", "key")),
     "daemon": (
-        ("children", "hook_places", "hooks", "host", "library", "lock", "logs", "server", "wiring"),
+        (
+            "children",
+            "hook_places",
+            "hooks",
+            "host",
+            "instances",
+            "joining",
+            "library",
+            "lock",
+            "logs",
+            "server",
+            "wiring",
+        ),
         ("http",),
         ("access",),
     ),
@@ -130,7 +143,7 @@ INTERFACES = ("store", "repo", "catalog", "runtime", "images", "gateway", "engin
 ENTRY = "__main__.py"
 """`python -m snapshotd`: starts the command line and is free to name it."""
 
-WIRING = ("daemon/wiring.py", "daemon/children.py")
+WIRING = ("daemon/wiring.py", "daemon/children.py", "daemon/joining.py")
 """The composition roots, of the daemon and of its child processes: the only modules that may name concrete classes of
 any package."""
 

@@ -59,7 +59,7 @@ class Journal:
         earlier runs that may answer it."""
         catalog, funnel = context.catalog, context.secrecy.of(sandbox.trajectory)
         self.sandbox, self._gate = sandbox, gate
-        self.recorder = Recorder(catalog, funnel, sandbox, listener, keys)
+        self.recorder = Recorder(catalog, funnel, sandbox, listener, keys, context.ownership)
         self.replay = (
             NoReplay(sandbox, catalog) if resumption is None else Retracing(context, places, self.recorder, resumption)
         )

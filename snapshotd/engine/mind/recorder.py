@@ -19,6 +19,7 @@ from snapshotd.engine.mind.idempotency import Keys
 from snapshotd.engine.mind.pending import Open, Pending
 from snapshotd.engine.mind.replay import DENIED, SAID
 from snapshotd.engine.mind.reuse import BEYOND, CODE, REUSE
+from snapshotd.engine.ownership import ALONE, Ownership
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.sandbox.live import LiveRecord
 from snapshotd.engine.sandbox.root import Captured
@@ -38,9 +39,16 @@ class Recorder:
     """The recorder of one live sandbox, from `adopt` to its end. Thread-safe."""
 
     def __init__(
-        self, catalog: Catalog, funnel: Funnel, sandbox: Sandbox, listener: StepListener, keys: Keys | None = None
+        self,
+        catalog: Catalog,
+        funnel: Funnel,
+        sandbox: Sandbox,
+        listener: StepListener,
+        keys: Keys | None = None,
+        ownership: Ownership = ALONE,
     ) -> None:
         """`funnel`: of the trajectory. `keys`: of calls that the program makes again."""
+        self._ownership = ownership
         self.sandbox, self.funnel, self._catalog, self._listener = sandbox, funnel, catalog, listener
         self.state = AgentState(sandbox, funnel)
         self.pending = Pending(sandbox)
@@ -60,7 +68,7 @@ class Recorder:
     # -- intents and outcomes ------------------------------------------------------------------------------------------
 
     def begin(self, intent: Intent, details: dict[str, Any] | None = None) -> Open:
-        """Record an intent. Conflict, LimitExceeded, OutOfSpace."""
+        """Record an intent. Conflict, LimitExceeded, OutOfSpace; for an irreversible call also Undecided, Unavailable."""
         conceal = self.funnel.conceal
         self.check()
         details = conceal(dict(details or {}))
@@ -82,10 +90,23 @@ class Recorder:
             facts=tuple(conceal(list(intent.facts))),
             details=details,
         )
+        if intent.side_effect is SideEffect.IRREVERSIBLE:
+            self._ownership.record_intent(self.sandbox.trajectory.id, entry)
         opened = self.pending.begin(entry, self._write)
+        if intent.side_effect is SideEffect.IRREVERSIBLE:
+            self._confirm(call_id)
         if intent.kind is not EntryKind.TASK:
             hit("engine.journal.begun")
         return opened
+
+    def _confirm(self, call_id: CallID) -> None:
+        """Look once more whether an irreversible call may run; record that it does not, if it may not."""
+        try:
+            self._ownership.confirm_intent(call_id)
+        except SnapshotdError as exc:
+            self.pending.lose([call_id])
+            self._end(Ended(call_id, CallStatus.UNKNOWN, time.time_ns(), error=f"it did not run: {exc.message}"))
+            raise
 
     def details_of(self, intent: Intent) -> dict[str, Any]:
         """The task and the code of an intent, as details of its entry."""

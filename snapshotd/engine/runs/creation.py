@@ -120,6 +120,7 @@ class Creation:
         try:
             sandbox, calls = self._sessions.launch(trajectory, snapshot)
             self._catalog.add_trajectories([(trajectory, snapshot)], request=present())
+            self._context.ownership.add_new([trajectory.id])
         except BaseException:
             if sandbox is not None:
                 self._sessions.discard(sandbox)

@@ -215,6 +215,7 @@ class Forks:
                     raise failure
             announce([fork.id for fork in forks])
             self._catalog.add_trajectories([(fork, None) for fork in forks], request=request)
+            self._context.ownership.add_new([fork.id for fork in forks])
             hit("engine.fork.recorded")
         except BaseException:
             for sandbox, _ in launched:

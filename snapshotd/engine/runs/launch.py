@@ -77,6 +77,8 @@ class Launcher:
         self._spares: OrderedDict[SandboxSpec, deque[Prepared]] = OrderedDict()
         self._lock = threading.Lock()
         self._closed = False
+        self.starting = 0
+        """The number of sandboxes that are being launched."""
         self._closing = threading.Event()
         self._refilling: set[SandboxSpec] = set()
         self._threads: list[threading.Thread] = []
@@ -87,15 +89,21 @@ class Launcher:
         """A sandbox on a fresh upper over the snapshot's files, with its init as the only process. `head`: the
         trajectory's, if that is another snapshot (a replay begins earlier). SandboxFailed, DataLoss or NotFound (there
         are no files); after an error nothing is left."""
+        self._context.ownership.check_lease()
         stack = self._take(snapshot)
         head = head or snapshot
         writer, survival = TrajectoryWriter(head.id, head.seq, head.messages), Survival()
+        with self._lock:
+            self.starting += 1
         begin = self._in_folder if trajectory.spec.runtime == NO_ISOLATION else self._in_container
         try:
             prepared, root = begin(trajectory, stack, snapshot, writer, survival)
         except BaseException:
             self._context.store.release(stack.layers)
             raise
+        finally:
+            with self._lock:
+                self.starting -= 1
         sandbox = Sandbox(
             trajectory=trajectory,
             runtime=prepared.runtime,
@@ -192,7 +200,7 @@ class Launcher:
             )
             hit("engine.start.container_created")
             admitted.append(runtime.admission(container))
-            cgroup = runtime.members(container)
+            cgroup = context.members(runtime, container)
             if spec.network.allows_names:
                 way_out = WayOut.make(short(container_id), container.pid)
             target = None if root is not None else Target.of(container.pid, container.id_map)

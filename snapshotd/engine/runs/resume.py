@@ -42,6 +42,7 @@ class Resumes:
 
     def resume(self, trajectory: Trajectory, decisions: Sequence[DecisionFields]) -> Trajectory:
         """See `RunService.resume`."""
+        self._context.ownership.take_over(trajectory.id)
         while True:
             with self._sessions.starting(
                 trajectory.id

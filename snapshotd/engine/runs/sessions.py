@@ -186,8 +186,9 @@ class Sessions:
         `idle_timeout_s`: how long it may idle from now on. UsageError: it is a folder; SandboxFailed, as `start`."""
         if trajectory.spec.runtime == FOLDER:
             raise UsageError(
-                f"{trajectory.name or short(trajectory.id)} is a folder of this machine, in which no sandbox runs: fork a snapshot of it"
+                f"{trajectory.shown_name} is a folder of this machine, in which no sandbox runs: fork a snapshot of it"
             )
+        self._context.ownership.check(trajectory.id)
         with self.starting(trajectory.id):
             sandbox = self.find(trajectory.id)
             if sandbox is not None and not alive(sandbox):
@@ -353,8 +354,7 @@ class Sessions:
         )
 
     def close(self) -> None:
-        """Stop everything, each with a last snapshot, and end throw-away sandboxes. Errors are logged; the rest is
-        stopped all the same."""
+        """Stop everything, each with a last snapshot, and end throw-away sandboxes. Errors are logged, and stop nothing."""
         self.throw_aways.end(self._launcher.end)
         for sandbox in self.live():
             _stop_or_end(sandbox, self.stop, self._launcher.end)
@@ -380,7 +380,7 @@ def _take_last(catalog: Catalog, sandbox: Sandbox, listener: StepListener) -> No
     except OutOfSpace as exc:
         trajectory = sandbox.trajectory
         raise OutOfSpace(
-            f"{exc.message}; `snapshotd stop --discard {trajectory.name or short(trajectory.id)}` ends it without a last "
+            f"{exc.message}; `snapshotd stop --discard {trajectory.shown_name}` ends it without a last "
             f"snapshot, and loses what changed since {short(sandbox.head)}"
         ) from exc
 

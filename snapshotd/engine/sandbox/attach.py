@@ -157,7 +157,7 @@ def _settled(
     facts: dict[str, Any],
     roots: list[Root],
 ) -> Survivor:
-    cgroup = runtime.members(container)
+    cgroup = context.members(runtime, container)
     cgroup.thaw()  # it may have been in the middle of a copy
     target = Target.of(container.pid, container.id_map)
     try:

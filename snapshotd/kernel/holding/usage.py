@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 
 from snapshotd.kernel.holding.cgroup import Cgroup
+from snapshotd.kernel.holding.held import HeldMembers
 from snapshotd.kernel.holding.members import Members
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -25,6 +26,8 @@ class ContainerUse:
 def measure(members: Members) -> ContainerUse:
     """SandboxFailed: it is gone."""
     pids = members.members()
+    if isinstance(members, HeldMembers):
+        members = members.inner
     if isinstance(members, Cgroup):
         cpu_ns, memory_bytes = members.cpu_ns(), members.memory_bytes()
         if cpu_ns is not None and memory_bytes is not None:

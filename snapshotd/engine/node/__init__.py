@@ -1,0 +1,1 @@
+"""This daemon as a node of a fleet. `base` is the specification."""

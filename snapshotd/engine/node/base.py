@@ -1,0 +1,56 @@
+"""A daemon as a node of a fleet: what it adds to `fleet/base.py`, and the parts that it is made of.
+
+    lease        the node's lease, renewed by a thread of its own; the trajectories that it owns (lease.py)
+    freezer      stops every sandbox when the lease is over, and lets them go on when it is renewed (freezer.py)
+    watchdog     a process that does the same when the daemon is dead or stopped (watchdog.py)
+    publisher    makes stored snapshots known to the fleet
+    takeover     brings another node's published history here, and moves unpublished snapshots to a side branch
+    node         what follows from a renewal: sandboxes of lost trajectories end, a draining node hands over (node.py)
+
+Order of events when a lease cannot be renewed: the freezer stops all sandboxes `margin_ns` before its end; nothing is
+published and no irreversible call begins. After a renewal, sandboxes of trajectories that were taken over meanwhile end,
+and only then do the others go on.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from snapshotd.fleet.base import Claim, OwnedTrajectory, Taken
+from snapshotd.types import TrajectoryID
+
+
+class Publisher(Protocol):
+    """Publishes this node's snapshots. Thread-safe. It publishes under the claims of `NodeRights.claim`, and asks
+    `NodeRights.check_lease` before each attempt."""
+
+    def start(self) -> None:
+        """Begin to publish what is stored, in a thread of its own."""
+
+    def lag(self) -> int:
+        """The number of snapshots that are captured and not published."""
+
+    def publish(self, trajectory: TrajectoryID, timeout_s: float) -> None:
+        """Return when the head of a trajectory is published, with all before it. Its sandbox has ended. Unavailable:
+        that takes longer; Conflict: the trajectory was taken over."""
+
+    def close(self) -> None:
+        """Idempotent."""
+
+
+class Takeover(Protocol):
+    """Brings histories between the fleet's catalog and this node's. Thread-safe."""
+
+    def bring(self, trajectory: TrajectoryID) -> None:
+        """Make this node's catalog have a trajectory with all that is published of it, its head being the published one.
+        Idempotent. NotFound, Unavailable."""
+
+    def unpublished(self, trajectory: TrajectoryID) -> int:
+        """The number of its snapshots in this node's catalog that are not published."""
+
+    def branch_off(self, row: OwnedTrajectory) -> Claim | None:
+        """Make a side branch of this node's unpublished snapshots of a trajectory that was taken over; None: it has none.
+        Its trajectory has its published head afterwards. Idempotent, also after a crash."""
+
+    def intend(self, taken: Taken) -> None:
+        """Write what the fleet knows of undecided calls into this node's journal, so that `resume` asks about them."""
