@@ -217,10 +217,10 @@ def main() -> int:
             nodes = [opened.enter_context(node(name, number, folder)) for number in range(given.nodes)]
             one, all_ = (opened.enter_context(fleet_of(some)) for some in (nodes[:1], nodes))
             task = prepared(all_, nodes[0], given.files)
-            half = max(1, given.forks // 2)
-            before = measure(one, nodes[:1], task, half, given.wave)
+            part = max(1, given.forks // 5)
+            before = measure(one, nodes[:1], task, part, given.wave)
             shared = measure(all_, nodes, task, given.forks, given.wave)
-            after = measure(one, nodes[:1], task, half, given.wave)
+            after = measure(one, nodes[:1], task, part, given.wave)
             print(report([before, after], shared, given.files))
             if given.json:
                 given.json.write_text(json.dumps([asdict(each) for each in (before, shared, after)], indent=1))

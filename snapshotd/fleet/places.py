@@ -35,8 +35,6 @@ class NodeRoom:
     """A node as placement sees it."""
 
     node: NodeID
-    address: str = ""
-    """Where clients and other nodes reach it."""
     architecture: str = ""
     abilities: frozenset[str] = frozenset()
     cpus: float = 1.0

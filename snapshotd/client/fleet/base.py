@@ -43,6 +43,10 @@ class KnownNodes(ABC):
         """A reservation's id, or "" where room is not reserved. Conflict: the room is not there any more."""
         return ""
 
+    def end_reservation(self, block: ForkBlock) -> None:
+        """Give back what was reserved for a block, whose forks run. Not an error when it has run out."""
+        return
+
     def home(self, snapshot: SnapshotInfo, answered: NodeID) -> NodeID:
         """The node that has the files of a snapshot; `answered` knows it, too."""
         return answered

@@ -49,6 +49,9 @@ class DatabaseNodes(KnownNodes):
     def reserve(self, block: ForkBlock, memory_bytes: int) -> str:
         return self._coordination.reserve(block.node, block.count, memory_bytes)
 
+    def end_reservation(self, block: ForkBlock) -> None:
+        self._coordination.begin_reserved(block.node, block.reservation)
+
     def home(self, snapshot: SnapshotInfo, answered: NodeID) -> NodeID:
         try:
             return self._coordination.owner(TrajectoryID(snapshot.trajectory)).node or answered

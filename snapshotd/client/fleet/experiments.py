@@ -81,7 +81,8 @@ class SharedExperiment:
         except BaseException:
             self._stop(STOPPED)
             raise
-        return replace(self.info(), ended=self._ended or "all branches have ended")
+        stopped = [info.ended for info in self._seen.values() if (info.ended or "").startswith(STOPPED)]
+        return replace(self.info(), ended=self._ended or (stopped or ["all branches have ended"])[0])
 
     def info(self) -> ExperimentInfo:
         """All branches, in the order in which they begin."""

@@ -45,6 +45,8 @@ class Making:
         """The forks of these blocks, which are made side by side, in their order."""
         parts = list(_parts(blocks))
         found = dict(at_once(parts, max(1, len(parts)), self._make_part, thread="fleet"))
+        for block in blocks:
+            self._nodes.end_reservation(block)
         return [branch for part in parts for branch in found[part]]
 
     def _make_part(self, part: tuple[NodeID, int, int]) -> list[Branch]:

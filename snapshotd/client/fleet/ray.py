@@ -176,7 +176,8 @@ class RayNodes(ListedNodes):
     def __init__(self, address: str | None = None, *, task_cpus: float = 0.1) -> None:
         """`address`: as `ray.init` takes it; None: the cluster that this program has joined, or `ray.init` finds or starts.
         `task_cpus`: processors that Ray promises to one function."""
-        if not ray.is_initialized():
+        self._joined = not ray.is_initialized()
+        if self._joined:
             ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
         self._task_cpus = task_cpus
         alive = [node for node in ray.nodes() if node["Alive"]]
@@ -201,6 +202,10 @@ class RayNodes(ListedNodes):
                 f"the function's Ray task on node {branch.node[:12]} went away ({type(exc).__name__}), and it may have been at "
                 "work: look at the branch, or give `map` a token"
             ) from exc
+
+    def close(self) -> None:
+        if self._joined:
+            ray.shutdown()
 
 
 def _client_through_actor(node: str) -> Snapshotd:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,9 +27,9 @@ SAID = [
 class Nodes:
     """Daemons that are known by one token each, as logins of the user."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         self.daemons: dict[str, Daemon] = {}
-        self._folder = folder
+        self._folder = Path(tempfile.mkdtemp(prefix="sf-", dir="/tmp"))  # paths of sockets are short
 
     def start(self, count: int) -> list[str]:
         """Addresses of so many more, and of those before."""
@@ -48,6 +50,7 @@ class Nodes:
     def close(self) -> None:
         for daemon in self.daemons.values():
             daemon.close()
+        shutil.rmtree(self._folder)
 
 
 def task_on(fleet: Fleet, address: str) -> Sandbox:

@@ -8,12 +8,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ray.cluster_utils import Cluster
 
 from snapshotd.client import Branch, Fleet
+from snapshotd.errors import DaemonUnavailable
 
 MEMORY = 1 << 20
 
@@ -59,6 +61,19 @@ def die_once(branch: Branch) -> str:
     return branch.files.read_text("log")
 
 
+def wait_until_gone(fleet: Fleet, node: str) -> None:
+    """Ray takes a moment to see that a machine is gone; a function that is sent there meanwhile may have begun."""
+    import ray
+
+    deadline = time.monotonic() + 60
+    while any(one["Alive"] for one in ray.nodes() if one["NodeID"] == node):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    with contextlib.suppress(DaemonUnavailable):
+        while time.monotonic() < deadline:
+            fleet.client(node).version()
+
+
 def check(sockets: Sequence[str]) -> dict[str, Any]:
     with cluster_of(sockets) as (cluster, nodes):
         os.environ["RAY_ADDRESS"] = cluster.address
@@ -75,6 +90,7 @@ def check(sockets: Sequence[str]) -> dict[str, Any]:
             fresh = fleet.fork(task, 16, memory=MEMORY, per_node=8)
             away = next(branch.node for branch in fresh if branch.node != task.node)
             cluster.remove_node(next(node for node in nodes if node.node_id == away), allow_graceful=False)
+            wait_until_gone(fleet, away)
             found["moved"] = fleet.map(where, fresh[8:])
             found["moved_to_home"] = all(branch.node == task.node for branch in fresh)
             return found
@@ -95,4 +111,4 @@ if __name__ == "__main__":
     else:
         at = words.index("--")
         told = run([sys.executable, *words[:at]], words[at + 1 :])
-    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.write(json.dumps(told, default=repr) + "\n")

@@ -30,7 +30,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for name in ("SNAPSHOTD_HOST", "SNAPSHOTD_TOKEN", "SNAPSHOTD_TLS_PIN", "SNAPSHOTD_TLS_CA"):
         monkeypatch.delenv(name, raising=False)
-    found = Nodes(tmp_path)
+    found = Nodes()
     yield found
     found.close()
 
@@ -216,7 +216,7 @@ def test_an_experiment_is_shared_by_nodes_and_has_one_outcome(nodes: Nodes, tmp_
         seen = []
         info = fleet.run_experiment(file, on_change=seen.append)
         assert [one.called for one in info.branches] == ["left.0", "right.0", "left.1", "right.1", "left.2", "right.2"]
-        assert [one.score for one in info.branches] == [1.0, 0.0] * 3
+        assert [(one.score, one.error) for one in info.branches] == [(1.0, None), (0.0, None)] * 3
         assert {each.label: each.scores.mean for each in info.variants} == {"left": 1.0, "right": 0.0}
         assert info.ended == "all branches have ended"
         assert len(seen) > 1
@@ -241,7 +241,7 @@ def test_a_stop_rule_holds_for_the_branches_of_all_nodes(nodes: Nodes, tmp_path:
         text = EXPERIMENT.format(snapshot=task.id, stop=stop).replace("repeat = 3", "repeat = 20\nparallel = 2")
         (file := tmp_path / "way.toml").write_text(text)
         info = fleet.run_experiment(file)
-    assert info.ended == "4 branches scored"
+    assert info.ended == "4 branches scored", info.branches
     assert 4 <= sum(each.state == "scored" for each in info.branches) < 12
     assert "skipped" in {each.state for each in info.branches}
 
@@ -263,6 +263,7 @@ def test_the_nodes_of_a_database_are_found_and_reserved_there(
             task = fleet.create()
             with pytest.raises(LimitExceeded, match="which alone can read the snapshot yet for 8 more"):
                 fleet.fork(task, 18, memory=MEMORY)
+            postgres.ask("DELETE FROM snapshotd_fleet.reservations")
             postgres.ask("UPDATE snapshotd_fleet.nodes SET reserved = 0, reserved_bytes = 0")
             postgres.ask(f"INSERT INTO snapshotd_fleet.published VALUES ('{task.head().id}', '{task.id}')")
             branches = fleet.fork(task, 18, memory=MEMORY)
@@ -270,8 +271,9 @@ def test_the_nodes_of_a_database_are_found_and_reserved_there(
             assert [branch.node for branch in branches] == [task.node] * 10 + [*others] * 8
             assert fleet.map(lambda branch: branch.exec("echo hi").stdout, branches) == ["hi\n"] * 18
             reserved = postgres.ask("SELECT sum(reserved) FROM snapshotd_fleet.nodes")
-            assert reserved == [(18,)]
-            with pytest.raises(LimitExceeded, match="no room in the fleet"):
+            assert reserved == [(0,)], "their nodes count them from now on"
+            postgres.ask("UPDATE snapshotd_fleet.nodes SET starting = 9")
+            with pytest.raises(LimitExceeded, match="no room in the fleet for 1 more fork"):
                 fleet.fork(task, 3, memory=MEMORY)
             with pytest.raises(NotFound, match="no node west"):
                 fleet.client("west")

@@ -36,7 +36,7 @@ def python() -> Path:
 @pytest.fixture
 def sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    nodes = Nodes(tmp_path)
+    nodes = Nodes()
     nodes.start(2)
     yield [str(daemon.socket_path) for daemon in nodes.daemons.values()]
     nodes.close()
