@@ -38,11 +38,13 @@ def test_the_recommended_promote_is_taken(
     assert client.snapshot("box").tool.name == "promote"
 
 
-def test_a_fleet_runs_the_same_file(cli: Cli, daemon: Daemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_fleet_runs_the_same_file(
+    cli: Cli, daemon: Daemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, short_dir: Path
+) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     (tmp_path / "ways.toml").write_text(_TEXT.format("box", '["true"]'))
     daemon.client.create(name="box")
-    with closing(start(tmp_path / "state", tmp_path / "s.sock", SMALL_LISTEN="127.0.0.1:0")) as other:
+    with closing(start(short_dir / "o", short_dir / "o.sock", SMALL_LISTEN="127.0.0.1:0")) as other:
         told = other.client.status()
         save_login(
             told["listening"], Login(other.client.create_token("t", scopes=["admin"]).token, told["fingerprint"])

@@ -495,6 +495,27 @@ def test_a_tenant_hears_of_its_own_alone(daemon: Daemon, theirs: World, acme: Sn
     assert {event["trajectory"] for event in heard if "trajectory" in event} == {own.ids[0]}
 
 
+def test_each_tenant_hears_of_what_it_makes_while_it_watches(daemon: Daemon, acme: Snapshotd) -> None:
+    place = str(daemon.client.status()["listening"])
+    others = Snapshotd(host=place, token=_token(daemon, "other"))
+    clients = {"acme": acme, "other": others}
+    with contextlib.ExitStack() as opened:
+        watches = {name: opened.enter_context(contextlib.closing(watch(one))) for name, one in clients.items()}
+        for events in watches.values():
+            assert next(events)["event"] == "watching"
+        made = dict[str, set[str]]()
+        for name, client in clients.items():
+            own = make_world(daemon.client, name, f"{name}-watched")
+            (fork,) = client.fork(own.names["ref"]).trajectories
+            made[name] = {own.ids[0], fork.id}
+        for name, events in watches.items():
+            heard = set[str]()
+            while not made[name] <= heard:
+                event = next(events)
+                heard |= {event["trajectory"]} if "trajectory" in event else set()
+            assert heard == made[name]
+
+
 def test_the_key_of_another_tenants_request_tells_nothing(daemon: Daemon) -> None:
     worlds = {tenant: make_world(daemon.client, tenant, "keyed") for tenant in ("acme", "other")}
     with keyed("the same"):
