@@ -49,6 +49,7 @@ FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("cli", "engine"): ("base", "host.doctor", "host.integrations"),  # the doctor works where no daemon can
     ("client", "engine"): ("base",),
     ("daemon", "engine"): ("base", "engine", "experiments.base"),  # its words, and its services
+    ("client", "fleet"): ("base", "opening", "places"),  # which nodes there are, and which of them gets a fork
     ("client", "trees"): ("git", "three_way"),  # the rules of a merge, for a folder of the user
     ("client", "store"): ("base", "open"),  # a cache of bundles has the address of a store
     ("integrations", "sqlite"): ("Database", "Form", "Row", "Value", "create", "creating"),  # files without a daemon
@@ -202,6 +203,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
         "integrations/mini_swe_agent/",
     ),  # comes with fastapi
     "anyio": ("daemon/", "integrations/mcp/"),  # comes with fastapi
+    "ray": ("client/fleet/ray.py",),
     "requests": ("runtime/", "images/docker.py", "images/registry.py"),  # what docker raises; comes with it
 }
 """Third-party package to the files (or folders, with a slash) that may import it. What is not listed is imported by

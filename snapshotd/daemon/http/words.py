@@ -291,6 +291,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "layer_kind": ("text", "How layers are kept"),
     "free_bytes": ("count", "Room on the disk"),
     "free_memory_bytes": ("count", "Room in memory"),
+    "processor_count": ("count", "Processors that sandboxes share"),
     "runtimes": ("map", "Container driver to `available`, or why it is not"),
     "policy_file": ("text", "Where the rules of approvals are"),
     "durability": ("text", "`ok`, or why nothing is stored at the moment"),

@@ -434,6 +434,10 @@ declare namespace Api {
     end?: boolean;
   }
 
+  interface KeepAliveRequest {
+    trajectories: (string)[];
+  }
+
   interface LimitsInfo {
     cpus: number;
     disk_bytes: number;

@@ -18,7 +18,7 @@ from snapshotd.catalog.base import present_tenant
 from snapshotd.daemon.http.metrics import METRICS_TYPE, write_metrics
 from snapshotd.daemon.http.routes.shared import Service, ServiceDep, handles
 
-_FOR_TENANTS = ("daemon_version", "api_version", "mode", "weaker", "runtimes")
+_FOR_TENANTS = ("daemon_version", "api_version", "mode", "weaker", "runtimes", "free_memory_bytes", "processor_count")
 
 
 @handles(operations.VERSION)
