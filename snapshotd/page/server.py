@@ -27,7 +27,6 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import quote
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
@@ -40,7 +39,7 @@ from snapshotd.page.bundle import join_script
 from snapshotd.page.passing import PAGE, pass_events, pass_on, send_tree, to_daemon
 from snapshotd.page.room import PageRoom, RoomProtocol
 from snapshotd.page.terminal import MESSAGE_MAX_BYTES, serve_terminal
-from snapshotd.serving import HEAD_S, listen_on
+from snapshotd.serving import HEAD_S, HttpServer, listen_on
 
 IDLE_S = 900.0
 """The server ends when no page was open for so long."""
@@ -99,20 +98,13 @@ class PageServer:
             exception_handlers={SnapshotdError: _refused},
             lifespan=lambda app: to_daemon(app, socket_path),
         )
-        self._server = _Server(
-            uvicorn.Config(
-                _Idle(_Guard(app, session, self.port), idle_s, self.stop),
-                lifespan="on",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                loop="asyncio",  # it closes the socket object with the connection, which `PageRoom` looks at
-                http=partial(RoomProtocol, room),  # type: ignore[arg-type]
-                ws="websockets-sansio",
-                ws_max_size=MESSAGE_MAX_BYTES,
-                timeout_graceful_shutdown=1,
-            )
+        self._server = HttpServer(
+            _Idle(_Guard(app, session, self.port), idle_s, self.stop),
+            log_config=None,
+            loop="asyncio",  # it closes the socket object with the connection, which `PageRoom` looks at
+            http=partial(RoomProtocol, room),
+            ws="websockets-sansio",
+            ws_max_size=MESSAGE_MAX_BYTES,
         )
 
     def address(self, trajectory: str | None = None) -> str:
@@ -126,12 +118,7 @@ class PageServer:
 
     def stop(self) -> None:
         """End `run` soon. From any thread; idempotent."""
-        self._server.stop_soon()
-
-
-class _Server(uvicorn.Server):
-    def stop_soon(self) -> None:
-        self.should_exit = True
+        self._server.should_exit = True
 
 
 class _Session:

@@ -54,7 +54,7 @@ FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("client", "store"): ("base", "open"),  # a cache of bundles has the address of a store
     ("integrations", "sqlite"): ("Database", "Form", "Row", "Value", "create", "creating"),  # files without a daemon
     ("integrations", "serving"): ("HttpServer", "listen_on"),  # servers of their own, beside the daemon's
-    ("page", "serving"): ("BoundedProtocol", "HttpServer", "listen_on"),
+    ("page", "serving"): ("BoundedProtocol", "HEAD_S", "HttpServer", "listen_on"),
     ("cli", "fleet"): ("base", "opening", "places"),  # the tables are looked at without a daemon
     ("fleet", "catalog"): ("database", "postgres.catalog", "postgres.driver"),  # its tables stand beside the catalog's
     ("engine", "secrets"): ("base", "configured", "redactor", "stream"),  # not which vault
@@ -191,7 +191,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "swerex": ("integrations/swe_rex/",),
     "mcp": ("integrations/mcp/",),
     "mcp_types": ("integrations/mcp/",),  # comes with mcp
-    "uvicorn": ("daemon/", "page/server.py", "serving.py"),
+    "uvicorn": ("daemon/", "serving.py"),
     "starlette": ("daemon/", "page/", "integrations/mcp/", "integrations/e2b/", "serving.py"),  # comes with fastapi
     "pydantic": (
         "daemon/",
