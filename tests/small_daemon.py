@@ -5,6 +5,7 @@ file `broken` of a workspace cannot be read to its end.
 
 In the environment: SMALL_PORTS has a sandbox's ports be those of this machine, where a plain folder has none;
 SMALL_LISTEN is where it listens for other machines;
+SMALL_LEASE is how long the lease of a node of a fleet lasts, how often it is renewed, and the margin, in milliseconds;
 SMALL_REFUSING refuses what would read or write any folder of this machine, as it is told;
 SMALL_SANDBOXED takes every peer for a sandboxed one, SMALL_FAILURE is what the engine says when it is
 opened, SMALL_EXIT dies without a word.
@@ -23,6 +24,7 @@ from typing import Any
 from snapshotd.api.commands import ExecRequest
 from snapshotd.catalog import tenancy
 from snapshotd.config import UserPlaces, read
+from snapshotd.daemon import joining
 from snapshotd.daemon.access.address import parse_listen
 from snapshotd.daemon.host import Footing
 from snapshotd.daemon.server import ServerOptions, serve
@@ -32,6 +34,7 @@ from snapshotd.engine.engine import Engine
 from snapshotd.engine.runs import ports
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import SnapshotdError, Unsupported, UsageError
+from snapshotd.fleet.base import LeaseTerms
 from snapshotd.kernel import abilities
 from snapshotd.kernel.abilities import Mode
 from snapshotd.types import NO_ISOLATION
@@ -44,6 +47,9 @@ def open_small(state_dir: Path, footing: Footing) -> Engine:
         raise Unsupported(os.environ["SMALL_FAILURE"])
     if "SMALL_PORTS" in os.environ:
         _open_ports()
+    if "SMALL_LEASE" in os.environ:
+        ttl, renew, margin = (int(text) * 1_000_000 for text in os.environ["SMALL_LEASE"].split())
+        joining.LeaseTerms = lambda: LeaseTerms(ttl, renew, margin)
     abilities.loop_devices = lambda: "a file system of their own is not for small layers"
     os.environ["PATH"] = f"{PROGRAMS}:{os.environ['PATH']}"
     tenancy._OWNED = tenancy._OWNED.replace(f", '{NO_ISOLATION}'", "")  # here the folders stand for isolated sandboxes

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 from snapshotd.catalog.postgres.catalog import open_database
-from snapshotd.config import Config
+from snapshotd.config import Config, node_of
 from snapshotd.engine.context import Context
 from snapshotd.engine.node.alone import NotPublishing
 from snapshotd.engine.node.lease import LeaseKeeper, NodeFacts
@@ -19,7 +18,6 @@ from snapshotd.errors import Unavailable, UsageError
 from snapshotd.fleet.base import LeaseTerms, NodeID
 from snapshotd.fleet.coordination import PostgresCoordination
 from snapshotd.fleet.tables import FleetTables
-from snapshotd.repo.fleet.base import checked_node
 from snapshotd.types import TrajectoryID
 
 _BOOT_ID, _MACHINE_ID = Path("/proc/sys/kernel/random/boot_id"), Path("/etc/machine-id")
@@ -33,7 +31,7 @@ def open_rights(config: Config, run_dir: Path, state_inode: str, local: Callable
         raise UsageError(
             "SNAPSHOTD_FLEET is set and SNAPSHOTD_STORE is not: a node's packs lie in a store that all nodes reach, such as s3://bucket"
         )
-    facts = NodeFacts(NodeID(_name(config)), _host(state_inode), config.node_address)
+    facts = NodeFacts(NodeID(node_of(config)), _host(state_inode), config.node_address)
     terms = LeaseTerms()
     try:
         tables = FleetTables(open_database(config.fleet))
@@ -50,18 +48,6 @@ def open_node(context: Context, rights: NodeRights, sessions: Sessions, starting
     """The daemon as a node, over its parts. `starting`: as of `FleetNode`."""
     seams = NotPublishing(context.catalog)
     return FleetNode(context, rights, sessions, seams, seams, starting)
-
-
-def _name(config: Config) -> str:
-    if config.node:
-        return config.node
-    name = socket.gethostname().partition(".")[0].lower()
-    try:
-        return checked_node(name)
-    except UsageError as exc:
-        raise UsageError(
-            f"the host's name {name!r} cannot be that of a node: set SNAPSHOTD_NODE to 1 to 63 of a-z, 0-9 and -"
-        ) from exc
 
 
 def _host(state_inode: str) -> str:

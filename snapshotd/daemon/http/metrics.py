@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import accumulate
+from typing import Any
 
 from snapshotd.api.stats import PauseStats, SandboxStats, StatsInfo
 
@@ -15,8 +16,8 @@ Series = tuple[Mapping[str, str], float]
 """Labels and a value."""
 
 
-def write_metrics(stats: StatsInfo, version: str) -> str:
-    """All figures, each with its help and type."""
+def write_metrics(stats: StatsInfo, version: str, node: Mapping[str, Any] | None = None) -> str:
+    """All figures, each with its help and type. `node`: facts of a node of a fleet (`FleetNode.status`)."""
     usage = stats.usage
     parts = [
         _family("build_info", "gauge", "The daemon's version.", [({"version": version}, 1)]),
@@ -49,8 +50,19 @@ def write_metrics(stats: StatsInfo, version: str) -> str:
             [({"operation": one.operation, "status": one.status}, one.sum_ms / 1000) for one in stats.requests],
         ),
         _plain("watchers", "Clients that follow all events.", stats.watchers),
+        *([] if node is None else _node(node)),
     ]
     return "".join(f"{line}\n" for part in parts for line in part)
+
+
+def _node(facts: Mapping[str, Any]) -> list[Iterator[str]]:
+    state = {"node": facts["node"], "state": facts["node_state"]}
+    return [
+        _family("node_info", "gauge", "This node of its fleet, and its state.", [(state, 1)]),
+        _plain("node_lease_seconds", "Left of the node's lease.", facts["lease_s"]),
+        _plain("node_owned_trajectories", "Trajectories that the node owns.", facts["owned_count"]),
+        _plain("node_unpublished_snapshots", "Snapshots that the fleet does not know yet.", facts["unpublished_count"]),
+    ]
 
 
 def _cpu(sandboxes: Iterable[SandboxStats]) -> list[Series]:

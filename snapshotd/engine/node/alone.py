@@ -29,6 +29,9 @@ class NotPublishing:
     def bring(self, trajectory: TrajectoryID) -> None:
         raise Unavailable("this node has no histories of others")
 
+    def is_incomplete(self, trajectory: TrajectoryID) -> bool:
+        return False
+
     def unpublished(self, trajectory: TrajectoryID) -> int:
         return 0
 

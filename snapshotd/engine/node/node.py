@@ -53,6 +53,7 @@ class FleetNode:
     def start(self) -> None:
         """Begin. The sandboxes of an earlier daemon are found."""
         self._rights.attend(NodeParts(self.room, self.end_lost, self._tell, self._take_over))
+        self._rights.note_incomplete(filter(self._takeover.is_incomplete, self._rights.claims()))
         self._publisher.start()
         self._thread.start()
 

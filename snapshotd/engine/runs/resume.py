@@ -103,6 +103,13 @@ class Resumes:
         ]
         if open_questions:
             raise Undecided(_question(trajectory, open_questions))
+        self._context.ownership.decide_intents(
+            {
+                entry.id: decided[entry.id].action != "retry"
+                for entry in cut_off
+                if entry.side_effect is SideEffect.IRREVERSIBLE
+            }
+        )
         for entry in cut_off:
             decision = decided.get(entry.id)
             if decision is None or decision.action == "retry":

@@ -57,7 +57,8 @@ def stats(
 @handles(operations.METRICS, says="The figures of `/stats` in the text format of Prometheus.")
 def metrics(service: ServiceDep) -> Response:
     """For a scrape by Prometheus."""
-    return Response(write_metrics(_stats(service, 0), snapshotd.__version__), media_type=METRICS_TYPE)
+    node = service.engine.life.node_facts() if present_tenant() is None else None
+    return Response(write_metrics(_stats(service, 0), snapshotd.__version__, node), media_type=METRICS_TYPE)
 
 
 @handles(operations.FLUSH)

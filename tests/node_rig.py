@@ -1,0 +1,67 @@
+"""Nodes of a fleet: small daemons (tests/small_daemon.py) over one real PostgreSQL server and one store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.postgres_server import PostgresServer
+from tests.unit.daemon.process import Daemon, start
+
+T = TypeVar("T")
+TERMS_MS = (3000, 400, 1000)
+"""How long a lease lasts, how often it is renewed, and the margin."""
+DEADLINE_S = 30.0
+
+
+class Fleet:
+    """A fleet of a test's own, below a short directory."""
+
+    def __init__(self, server: PostgresServer, directory: Path, name: str = "fleet") -> None:
+        self.server, self.directory, self.database = server, directory, name
+        server.ask(f"CREATE DATABASE {name}")
+        self.nodes: dict[str, Daemon] = {}
+        self.store = (directory / "store").as_uri()
+
+    @property
+    def url(self) -> str:
+        return self.server.url_of(self.database)
+
+    def begin(self, node: str, **environment: str) -> Daemon:
+        """Start a node, or the next daemon of one."""
+        home = self.directory / node
+        (home / "state").mkdir(parents=True, exist_ok=True)
+        self.nodes[node] = start(
+            home / "state",
+            home / "s",
+            SNAPSHOTD_FLEET=self.url,
+            SNAPSHOTD_NODE=node,
+            SNAPSHOTD_NODE_ADDRESS=f"https://{node}.example.com:7676",
+            SNAPSHOTD_STORE=self.store,
+            SMALL_LEASE=" ".join(map(str, TERMS_MS)),
+            **environment,
+        )
+        return self.nodes[node]
+
+    def ask(self, sql: str) -> list[tuple[Any, ...]]:
+        return self.server.ask(sql, self.database)
+
+    def owner(self, trajectory: str) -> tuple[Any, ...] | None:
+        """Node, epoch and fence of a trajectory's owner; None: it has no row."""
+        rows = self.ask(f"SELECT node, epoch, fence FROM snapshotd_fleet.owners WHERE trajectory = '{trajectory}'")
+        return rows[0] if rows else None
+
+    def close(self) -> None:
+        for daemon in self.nodes.values():
+            daemon.close()
+
+
+def await_that(look: Callable[[], T], what: str, deadline_s: float = DEADLINE_S) -> T:
+    """The first true answer of `look`."""
+    deadline = time.monotonic() + deadline_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+    return found
