@@ -2,7 +2,7 @@
 
 The declarations are a file of the sandbox, so that each snapshot has those of its moment, and a fork, a rewind, an export
 and a merge of files need to know nothing of them. Its form is TOML (docs/services.md). A sandbox can write it, so what is
-read is checked like any request. Standard library only, as in `terms.py`.
+read is checked like any request.
 """
 
 from __future__ import annotations
@@ -14,18 +14,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from snapshotd.errors import LimitExceeded, SnapshotdError, UsageError
-from snapshotd.terms import ID_FORM, NAME_PATTERN, nearest, number_of
+from snapshotd.terms import (
+    ID_FORM,
+    NAME_PATTERN,
+    READY_TIMEOUT_MAX_S,
+    READY_TIMEOUT_S,
+    RESTARTS_MAX,
+    SERVICES_MAX_BYTES,
+    nearest,
+    number_of,
+)
 
 PLACE = b"etc/snapshotd/services.toml"
 """Path of the file in a sandbox."""
 SERVICES_MAX = 16
 """Services of one sandbox. Each costs what a command in the background does: two threads and up to five descriptors."""
-FILE_MAX_BYTES = 64 << 10
 DOTS_MAX = 1000
 """Dots in one line of the file: the time to read a key grows with the square of those in it."""
-READY_TIMEOUT_S = 60.0
-READY_TIMEOUT_MAX_S = 3600.0
-RESTARTS_MAX = 1000
 _NUMBER_MAX = 1 << 31
 _KEYS = ("command", "cwd", "env", "user", "ready", "ready_timeout", "port", "required", "restarts")
 
@@ -87,8 +92,10 @@ def check_size(text: str, source: str) -> None:
         size = len(text.encode())
     except UnicodeEncodeError as exc:
         raise UsageError(f"{source} has text that is not Unicode (at character {exc.start}); leave that out") from None
-    if size > FILE_MAX_BYTES:
-        raise LimitExceeded(f"{source} has {size} bytes; {FILE_MAX_BYTES} are the most for the services of a sandbox")
+    if size > SERVICES_MAX_BYTES:
+        raise LimitExceeded(
+            f"{source} has {size} bytes; {SERVICES_MAX_BYTES} are the most for the services of a sandbox"
+        )
     if any(line.count(".") > DOTS_MAX for line in text.split("\n")):
         raise LimitExceeded(f"{source} has a line with more than {DOTS_MAX} dots; put what is so long into a script")
 

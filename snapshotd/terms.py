@@ -48,6 +48,14 @@ MOST_RULES = 256
 NETWORK_MAX = MOST_RULES * 264
 """Characters of a network's text."""
 
+SERVICES_MAX_BYTES = 64 << 10
+"""Size of the file that declares a sandbox's services (service.py)."""
+READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_MAX_S = 3600.0
+"""Longest time that a service may take to be ready."""
+RESTARTS_MAX = 1000
+"""Most restarts of a service in one sandbox."""
+
 PRUNE_GRACE_S = 600.0
 """Age from which a prune may touch a pack, by default."""
 

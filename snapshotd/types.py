@@ -434,6 +434,11 @@ class Trajectory:
     began: SnapshotID | None = None
     """The snapshot at which its program was started from the top: where a replay begins. None: no program was."""
 
+    @property
+    def shown_name(self) -> str:
+        """Its name, or its short id if it has none, as commands take it."""
+        return self.name or short(self.id)
+
 
 @dataclass(frozen=True, slots=True)
 class Image:

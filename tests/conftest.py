@@ -100,14 +100,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only the long set has: tests marked `long`, and those over Docker that are not marked
-    `each_runtime`, or run with the asynchronous client. Files that take long come first, and those that take seconds
-    last, so that all processes end at the same time."""
+    `each_runtime`, or run with the asynchronous client, and with that client those that are marked `same_verbs`. Files
+    that take long come first, and those that take seconds last, so that all processes end at the same time."""
     items.sort(key=lambda item: _turn(item.path))
     if way.WAY:
         way.leave_out(items)
     if long.LONG:
         return
-    left_out = [item for item in items if item.get_closest_marker("long") or _runs_over_another(item)]
+    left_out = [
+        item for item in items if item.get_closest_marker("long") or _runs_over_another(item) or _is_same_verb(item)
+    ]
     items[:] = [item for item in items if item not in set(left_out)]
     config.hook.pytest_deselected(items=left_out)
 
@@ -134,6 +136,16 @@ def _runs_over_another(item: pytest.Item) -> bool:
         call is not None
         and call.params.get("runtime") == "docker"
         and (item.get_closest_marker("each_runtime") is None or call.params.get("both_clients") == "asyncio")
+    )
+
+
+def _is_same_verb(item: pytest.Item) -> bool:
+    """Whether the same test runs with the client for threads too, and asks for verbs that are one function in both."""
+    call = getattr(item, "callspec", None)
+    return (
+        call is not None
+        and call.params.get("both_clients") == "asyncio"
+        and item.get_closest_marker("same_verbs") is not None
     )
 
 

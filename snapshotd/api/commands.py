@@ -10,7 +10,7 @@ from snapshotd.api.record import ApiRecord, Bounds, OneOf, Request, record
 from snapshotd.api.snapshots import SnapshotInfo, Tool
 from snapshotd.api.trajectories import Idle
 from snapshotd.api.wire import STDIN_WINDOW_BYTES, TIMEOUT_MAX_S
-from snapshotd.service import READY_TIMEOUT_MAX_S, READY_TIMEOUT_S, RESTARTS_MAX
+from snapshotd.terms import READY_TIMEOUT_MAX_S, READY_TIMEOUT_S, RESTARTS_MAX
 
 
 @record(frozen=True)

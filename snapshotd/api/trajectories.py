@@ -9,8 +9,7 @@ from snapshotd.api.mind import EditFields
 from snapshotd.api.record import ApiRecord, Bounds, OneOf, Request, Secret, record, unset
 from snapshotd.api.snapshots import ModelUseInfo, SnapshotInfo
 from snapshotd.api.wire import FORK_MAX, QUEUE_MAX, TIMEOUT_MAX_S
-from snapshotd.service import FILE_MAX_BYTES
-from snapshotd.terms import DEFAULT_TENANT, MOST_RULES, NETWORK_MAX
+from snapshotd.terms import DEFAULT_TENANT, MOST_RULES, NETWORK_MAX, SERVICES_MAX_BYTES
 
 Network = Annotated[str, Bounds(max_length=NETWORK_MAX)]
 HostRule = Annotated[str, Bounds(max_length=300)]
@@ -182,7 +181,7 @@ class SandboxFields(Request):
     """Absolute path of a requirements file on the daemon's machine."""
     program: str | None = None
     """Absolute path of a folder with an agent's program, for /opt/agent-program in the sandbox."""
-    services: Annotated[str, Bounds(max_length=FILE_MAX_BYTES)] | None = None
+    services: Annotated[str, Bounds(max_length=SERVICES_MAX_BYTES)] | None = None
     """TOML with tables `[services.NAME]` (docs/services.md); they are ready before the answer, or the agent, comes."""
 
 

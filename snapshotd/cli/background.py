@@ -20,8 +20,7 @@ from snapshotd.client.client import Snapshotd
 from snapshotd.client.feeding import Readable
 from snapshotd.client.results import CommandInfo, ServiceOptions
 from snapshotd.errors import SandboxFailed, SnapshotdError
-from snapshotd.service import READY_TIMEOUT_S, RESTARTS_MAX
-from snapshotd.terms import short
+from snapshotd.terms import READY_TIMEOUT_S, RESTARTS_MAX, short
 
 _PIECE_BYTES = 64 << 10
 F = TypeVar("F", bound=Callable[..., Any])

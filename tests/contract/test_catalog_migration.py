@@ -216,7 +216,9 @@ def test_a_migration_that_is_killed_leaves_nothing_and_can_be_repeated(
         assert seen(first) == seen(second)
 
 
-@pytest.mark.parametrize("table", ["images", "messages", "experiment_branches"])
+@pytest.mark.parametrize(
+    "table", ["messages", *(pytest.param(table, marks=pytest.mark.long) for table in ("images", "experiment_branches"))]
+)
 def test_a_server_that_dies_in_the_midst_leaves_nothing(tmp_path: Path, old: Path, table: str) -> None:
     with closing(PostgresServer(durable=True)) as server:
 

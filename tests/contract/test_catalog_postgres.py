@@ -435,7 +435,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("victim", ["process", "server"])
+@pytest.mark.parametrize("victim", ["server", pytest.param("process", marks=pytest.mark.long)])
 def test_a_kill_in_the_midst_of_commits_leaves_whole_ones(own_server: PostgresServer, victim: str) -> None:
     for number in range(3):
         child = subprocess.Popen([sys.executable, "-c", CHILD, own_server.url], stdout=subprocess.PIPE, text=True)

@@ -525,6 +525,7 @@ def test_its_children_are_killed_in_a_burst(daemon: Daemon, world: World) -> Non
         _shrink(world)
 
 
+@pytest.mark.long  # unit/repo/test_packers.py kills them
 def test_those_that_help_the_archive_are_killed(daemon: Daemon, world: World) -> None:
     """While a large step is stored: the archive says so, and does it again."""
     _restart(daemon, world, **NO_LAYERS)

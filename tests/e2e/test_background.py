@@ -39,8 +39,8 @@ def sleeps(sandbox: Sandbox) -> bool:
     return "sleep\n" in sandbox.exec("cat /proc/[0-9]*/comm").stdout
 
 
-@pytest.mark.each_runtime
 @pytest.mark.usefixtures("both_clients")
+@pytest.mark.same_verbs
 def test_it_goes_on_beside_other_calls_and_ends_with_a_snapshot(snap: Snap, runtime: str) -> None:
     sandbox = sandbox_of(snap, runtime)
     command = sandbox.exec("echo begun; cat; echo late >&2; echo done > made; exit 3", background=True, stdin=True)
@@ -108,7 +108,6 @@ def fetched(address: str) -> bytes:
         return b""
 
 
-@pytest.mark.each_runtime
 def test_a_kill_ends_what_left_its_session_and_its_parent(snap: Snap, runtime: str) -> None:
     sandbox = sandbox_of(snap, runtime)
     mark = str(secrets.randbelow(10**12) + 10**12)
@@ -134,8 +133,8 @@ def test_a_kill_ends_what_left_its_session_and_its_parent(snap: Snap, runtime: s
     sandbox.remove(force=True)
 
 
-@pytest.mark.each_runtime
 @pytest.mark.usefixtures("both_clients")
+@pytest.mark.same_verbs
 def test_a_foreground_command_whose_client_went_away_is_listed_and_killed(snap: Snap, runtime: str) -> None:
     sandbox = sandbox_of(snap, runtime)
     client = snap.start("exec", sandbox.id, "--", "sh", "-c", "echo begun; echo half > half; sleep 1000 & sleep 1000")
@@ -163,6 +162,7 @@ def test_a_foreground_command_whose_client_went_away_is_listed_and_killed(snap: 
 
 
 @pytest.mark.usefixtures("both_clients")
+@pytest.mark.same_verbs
 def test_its_timeout_is_told_from_a_124_of_its_own(snap: Snap, runtime: str) -> None:
     sandbox = sandbox_of(snap, runtime)
     late = sandbox.exec("sleep 1000", background=True, timeout=0.1)
@@ -173,6 +173,7 @@ def test_its_timeout_is_told_from_a_124_of_its_own(snap: Snap, runtime: str) -> 
 
 
 @pytest.mark.usefixtures("both_clients")
+@pytest.mark.same_verbs
 def test_stop_and_a_rewind_end_it(snap: Snap, runtime: str) -> None:
     sandbox = sandbox_of(snap, runtime)
     first = sandbox.exec("echo 1 > n")
@@ -203,7 +204,6 @@ def test_stop_and_a_rewind_end_it(snap: Snap, runtime: str) -> None:
     assert not (snap.state_dir / "commands" / sandbox.id).exists()
 
 
-@pytest.mark.each_runtime
 def test_a_signal_reaches_what_the_command_started(snap: Snap, runtime: str) -> None:
     sandbox = sandbox_of(snap, runtime)
     trap = "trap 'echo caught; exit 7' TERM; echo begun; sleep 1000 & wait"

@@ -70,7 +70,6 @@ def test_a_workspace_with_odd_entries_is_taken_and_what_cannot_be_is_left(snap: 
     server.close()
 
 
-@pytest.mark.each_runtime
 def test_command_exit_codes_are_dockers(snap: Snap, runtime: str) -> None:
     trajectory, _ = snap.create("--runtime", runtime)
     before = len(snap.json("log", trajectory))
@@ -209,6 +208,7 @@ def test_a_bad_setting_is_named_when_the_daemon_starts(own_snap: Snap) -> None:
     snap.stop_daemon()
 
 
+@pytest.mark.long  # the same disk below a client: system/test_disk_full.py
 def test_a_full_disk_says_so_and_works_again_when_there_is_space(
     tmp_path: Path, root_tar: Path, engine_env: dict[str, str]
 ) -> None:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
 from snapshotd.client import Snapshotd
 from tests.e2e.support import Snap
-
-pytestmark = pytest.mark.each_runtime
 
 
 def test_overlapping_commands_all_work_and_each_gets_its_snapshot(snap: Snap, runtime: str) -> None:

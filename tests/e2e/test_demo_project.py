@@ -63,6 +63,7 @@ def expected(snap: Snap, project: Path, tmp_path_factory: pytest.TempPathFactory
     return found
 
 
+@pytest.mark.long  # the runs of `make demo`; e2e/test_fidelity.py
 def test_the_suite_has_the_same_outcomes_with_a_snapshot_after_each_file(
     snap: Snap, runtime: str, project: Path, expected: list[str]
 ) -> None:

@@ -251,6 +251,7 @@ def test_killed_and_started_again(deployed: Deployment) -> None:
     assert snap.sh(trajectory, "cat note; echo more >> note")["stdout"] == "kept\n"
 
 
+@pytest.mark.long  # killed and started again: above
 def test_a_daemon_that_dies_comes_back_by_itself(deployed: Deployment) -> None:
     snap = deployed.snap
     trajectory, _ = snap.create()
@@ -395,7 +396,12 @@ NO_MOUNTS = "the daemon cannot have mounts of its own (unshare: Operation not pe
         pytest.param({}, NO_MOUNTS, id="plain"),
         pytest.param({"security_opt": ["seccomp=unconfined"]}, NO_MOUNTS, id="no capabilities", marks=pytest.mark.long),
         pytest.param({"cap_add": LEAST["cap_add"]}, "mounts: pivot_root: Operation not permitted", id="filter"),
-        pytest.param({**LEAST, "cap_add": ["SYS_ADMIN", "SYS_NICE"]}, "looks: Permission denied", id="no SYS_PTRACE"),
+        pytest.param(
+            {**LEAST, "cap_add": ["SYS_ADMIN", "SYS_NICE"]},
+            "looks: Permission denied",
+            id="no SYS_PTRACE",
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             {**LEAST, "cap_add": ["SYS_ADMIN", "SYS_PTRACE"]},
             "priorities: Permission denied",

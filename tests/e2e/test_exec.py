@@ -141,7 +141,6 @@ def test_a_run_that_was_out_of_memory_says_so(snap: Snap) -> None:
     assert "128 MiB" in ended.stderr
 
 
-@pytest.mark.each_runtime
 def test_a_command_that_takes_too_long_ends_with_all_that_it_started(snap: Snap, runtime: str) -> None:
     """Also with what left its process group, its session and its parent, and what takes no SIGTERM."""
     trajectory, _ = snap.create("--runtime", runtime)
@@ -194,6 +193,7 @@ def test_a_timeout_leaves_what_other_commands_started(snap: Snap, runtime: str) 
 
 
 @pytest.mark.usefixtures("both_clients")
+@pytest.mark.same_verbs
 def test_a_command_is_given_its_input(snap: Snap, runtime: str) -> None:
     sandbox = Sandbox.connect(snap.create("--runtime", runtime)[0], client=Snapshotd(snap.state_dir))
     assert sandbox.exec("cat", input="grüße").stdout == "grüße"

@@ -34,6 +34,7 @@ def box(client: Snapshotd, runtime: str) -> Iterator[Sandbox]:
 
 
 @pytest.mark.usefixtures("both_clients")
+@pytest.mark.same_verbs
 def test_each_write_is_a_step_that_a_rewind_takes_back(box: Sandbox, client: Snapshotd) -> None:
     files = box.files
     first = files.write("deep/er/" + ODD, "one").snapshot
@@ -106,8 +107,8 @@ def test_what_runs_is_seen_and_written_beside(box: Sandbox, snap: Snap) -> None:
     assert [one.info.tool.name for one in box.snapshots()] == ["start", "write", "exec"]
 
 
-@pytest.mark.each_runtime
 @pytest.mark.usefixtures("both_clients")
+@pytest.mark.same_verbs
 def test_nothing_leads_out_of_a_sandbox_or_blocks(box: Sandbox) -> None:
     files = box.files
     box.exec("ln -s /proc/1/root/etc up; ln -s /proc/self/environ env; mkfifo fifo; ln -s /dev/zero zero", check=True)
@@ -154,6 +155,7 @@ class Breaking(io.RawIOBase):
 
 
 @pytest.mark.usefixtures("both_clients")
+@pytest.mark.same_verbs
 def test_a_write_that_is_cut_off_leaves_the_old_file(snap: Snap, client: Snapshotd, runtime: str) -> None:
     box = Sandbox.create(runtime=runtime, disk=64 << 20, client=client)
     box.files.write("f", "old")

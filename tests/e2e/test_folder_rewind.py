@@ -272,6 +272,7 @@ def test_a_name_that_is_no_text_and_one_that_looks_like_it_are_two(agent: Agent)
     assert (agent.folder / "\\xff").read_text() == "a person's\n"
 
 
+@pytest.mark.long  # its bounds: unit/engine
 def test_a_call_with_very_many_files_is_that_of_those_files(agent: Agent) -> None:
     target = head(agent)
     agent.do("mkdir many; for n in $(seq 5100); do : > many/$n; done")
@@ -445,7 +446,13 @@ def test_no_edit_is_lost_that_is_made_while_the_rewind_runs(agent: Agent, way: s
             ), name
 
 
-@pytest.mark.parametrize("point", ["engine.folders.put:2", "engine.folders.exchanged", "engine.folders.put_back"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "engine.folders.exchanged",
+        *(pytest.param(f"engine.folders.{name}", marks=pytest.mark.long) for name in ("put:2", "put_back")),
+    ],
+)
 def test_what_a_person_writes_after_a_rewind_was_cut_off_stays(agent: Agent, point: str) -> None:
     """The daemon died in the middle: what it had moved out of the way comes back, or is the agent's and goes."""
     agent.do("echo 1 > one; echo 2 > two; echo 3 > three")

@@ -105,7 +105,6 @@ def test_each_turn_has_a_snapshot(agents: Agents, program: Path, scripted: Provi
     assert scripted.asked() == [0, 1, 2, 3]
 
 
-@pytest.mark.each_runtime
 def test_the_key_stays_with_the_daemon(plain: Agents, tmp_path: Path) -> None:
     with provider(
         tmp_path, bash("env; cat /proc/*/environ; grep -rlaF sk-known-to-the /run /etc /workspace /tmp; true"), END

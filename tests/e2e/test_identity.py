@@ -70,7 +70,6 @@ def with_id(snap: Snap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     yield from _imported(snap, file, "with-machine-id")
 
 
-@pytest.mark.each_runtime
 def test_the_page_says_what_two_forks_share(snap: Snap, runtime: str, with_id: str, tmp_path: Path) -> None:
     rows = _rows()
     assert len(rows) > 15, "every line of the table is of the fixed form"

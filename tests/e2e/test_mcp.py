@@ -48,7 +48,7 @@ def beating(call: Spoken, box: str) -> asyncio.Task[Any]:
     return asyncio.create_task(call.client.call_tool("exec", {"trajectory": box, "command": BEATS}))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["auto", pytest.param("legacy", marks=pytest.mark.long)])
 def test_an_agent_rewinds_its_sandbox_over_stdio(own_snap: Snap, mode: str) -> None:
     async def scene(call: Spoken) -> None:
         box = (await call("create"))["id"]

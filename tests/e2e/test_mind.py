@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from snapshotd.types import new_id
 from tests.e2e.support import Snap, wait_until
 
@@ -188,6 +190,7 @@ print(reply["answer"], flush=True)
 """
 
 
+@pytest.mark.long  # one call: system/test_retry_and_edit.py
 def test_the_result_of_any_call_of_a_loop_is_another_one(snap: Snap, tmp_path: Path) -> None:
     """Its model calls take the conversation as it was said, and the files beside them are those after the call."""
     (tmp_path / "agent.py").write_text(LOOP)

@@ -119,7 +119,9 @@ def test_a_repository_that_is_missing_as_a_whole_is_said(kept: Kept) -> None:
     assert kept.works()
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["gone", "an empty mount point"])
+@pytest.mark.parametrize(
+    "again", [pytest.param(False, id="gone", marks=pytest.mark.long), pytest.param(True, id="an empty mount point")]
+)
 def test_packs_that_are_missing_as_a_whole_are_said_by_every_start(kept: Kept, again: bool) -> None:
     kept.bring_back()
     store = kept.snap.state_dir / "repo" / "store"
@@ -154,7 +156,13 @@ def test_after_a_repair_without_packs_a_rebuild_takes_what_is_left(kept: Kept) -
     assert "one" in kept.snap("ls").stdout
 
 
-@pytest.mark.parametrize("left", ["nothing", "an empty mount point", "an empty packs", "no catalog"])
+@pytest.mark.parametrize(
+    "left",
+    [
+        "no catalog",
+        *(pytest.param(left, marks=pytest.mark.long) for left in ("nothing", "an empty mount point", "an empty packs")),
+    ],
+)
 def test_a_rebuild_without_packs_replaces_nothing(kept: Kept, left: str) -> None:
     kept.bring_back()
     state, store = kept.snap.state_dir, kept.snap.state_dir / "repo" / "store"
@@ -206,7 +214,9 @@ def test_after_a_rebuild_nothing_runs_that_a_killed_daemon_has_left(kept: Kept) 
     nothing_left(kept.snap.state_dir, running=True)
 
 
-@pytest.mark.parametrize("lost", ["packs, as a repair was told", "catalog and index"])
+@pytest.mark.parametrize(
+    "lost", ["catalog and index", pytest.param("packs, as a repair was told", marks=pytest.mark.long)]
+)
 def test_packs_that_come_back_later_outlive_a_prune(kept: Kept, small_root: Path, lost: str) -> None:
     kept.bring_back()
     state, store = kept.snap.state_dir, kept.snap.state_dir / "repo" / "store"

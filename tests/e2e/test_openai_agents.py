@@ -10,6 +10,7 @@ import signal
 import tarfile
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from tests.e2e.forked_programs import Forks, forks_with
 from tests.e2e.plug_rig import check_page
 from tests.e2e.support import Snap
 
-pytest.importorskip("agents", reason="the extra openai-agents is not installed")
-pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("plugged")]
+pytestmark = [
+    pytest.mark.runc,
+    pytest.mark.usefixtures("plugged"),
+    pytest.mark.skipif(find_spec("agents") is None, reason="the extra openai-agents is not installed"),
+]
 PROGRAM = Path(__file__).with_name("programs") / "openai_sandbox_agent.py"
 
 

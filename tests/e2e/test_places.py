@@ -27,7 +27,7 @@ def tmpfs(place: Path, options: str) -> Iterator[Path]:
         wait_until(lambda: subprocess.run(["umount", place], check=False).returncode == 0, "nobody uses it any more")
 
 
-@pytest.mark.parametrize("kind", ["tmpfs", "xfs", pytest.param("ext4", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["tmpfs", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("xfs", "ext4"))])
 def test_a_place_in_memory_or_from_which_nothing_may_be_executed(kind: str, tmp_path: Path) -> None:
     """Programs of sandboxes run all the same: the mount of a sandbox's root is its own. A machine with nothing but Python
     and the packages of `setup` has the image at once."""

@@ -46,22 +46,6 @@ def test_an_agent_gets_a_snapshot_per_call_with_its_conversation(snap: Snap, run
     assert log[1]["tool"]["arguments"] == {"script": "echo 0 > f0"}
     assert [s["files"]["added"] for s in log[1:4]] == [1, 1, 1]
     assert all(s["parent"] == before["id"] for before, s in itertools.pairwise(log))
-    assert set(log[0]) == {
-        "kind",
-        "id",
-        "parent",
-        "trajectory",
-        "seq",
-        "tool",
-        "files",
-        "state",
-        "pause_ms",
-        "created_at",
-        "tags",
-        "warnings",
-        "reused",
-        "refused",
-    }
     assert snap.json("show", log[2]["id"])["message_count"] == 3
     assert "does not exist" in snap("cat", f"{log[1]['id']}:/workspace/f1", code=4).stderr
     assert snap("cat", f"{log[2]['id']}:/workspace/f1").stdout == "1\n"
@@ -114,7 +98,6 @@ def test_a_command_runs_like_an_agent(snap: Snap, runtime: str, tmp_path: Path) 
     assert (tmp_path / "given").read_text() == "host\n", "the workspace is copied, not mounted"
 
 
-@pytest.mark.each_runtime
 def test_a_killed_agent_is_reported_with_its_signal(snap: Snap, runtime: str, tmp_path: Path) -> None:
     agent = tmp_path / "dies.py"
     agent.write_text("import os\nos.kill(os.getpid(), 9)\n")
@@ -173,7 +156,6 @@ def test_stop_takes_a_last_snapshot_and_exec_goes_on_from_it(snap: Snap, runtime
     snap("rm", "--force", trajectory)
 
 
-@pytest.mark.each_runtime
 def test_stop_cuts_a_command_off_and_both_sides_see_what_it_did(snap: Snap, runtime: str) -> None:
     trajectory, _ = snap.create("--runtime", runtime)
     running = snap.follow("exec", trajectory, "--", "sh", "-c", "echo half > half; echo said; exec sleep 1000")
@@ -204,7 +186,6 @@ def test_hard_links_survive_a_change_of_both_names(snap: Snap, runtime: str) -> 
     snap("rm", "--force", trajectory)
 
 
-@pytest.mark.each_runtime
 def test_rewind_gives_back_older_files_in_place(snap: Snap, runtime: str) -> None:
     trajectory, _ = snap.create("--runtime", runtime)
     old = snap.sh(trajectory, "echo old > f; mkdir d; touch d/x")["snapshot"]

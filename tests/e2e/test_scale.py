@@ -22,7 +22,7 @@ from tests import long
 from tests.e2e.prepared import daemon_on
 from tests.e2e.support import Snap
 
-STEPS = long.size(250, 10_000)
+STEPS = long.size(180, 10_000)
 FIRST = 100
 BUDGET_BYTES = 4 << 20
 FILES, FILE_BYTES = 500, 4096

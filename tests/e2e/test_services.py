@@ -83,8 +83,27 @@ def test_a_server_comes_back(own_snap: Snap, runtime: str) -> None:
 
 
 @pytest.mark.runc
+def test_a_rewind_says_at_once_which_did_not_come_back(own_snap: Snap) -> None:
+    box, _ = own_snap.create("--runtime", "runc")
+    own_snap("exec", "--detach", "--service", "web", "--ready", "test ! -e broken", box, "--", "sleep", "1000")
+    whole = own_snap.json("log", box)[-1]["id"]
+    own_snap("exec", box, "--", "touch", "broken")
+    broken = own_snap.json("log", box)[-1]["id"]
+    assert "did not come back" not in own_snap("rewind", box, whole).stderr
+    said = own_snap("rewind", box, broken).stderr
+    assert re.search(rf"the service web did not come back: it .*; `snapshotd logs {box[:12]} web` has its output", said)
+    assert "did not come back" not in own_snap("undo", box).stderr
+    own_snap("rm", "--force", box)
+
+
+@pytest.mark.runc
 @pytest.mark.parametrize(
-    "point", ["engine.command.begun", "engine.service.ready", "engine.step.sealed", "engine.service.declared"]
+    "point",
+    [
+        "engine.service.ready",
+        "engine.service.declared",
+        *(pytest.param(f"engine.{name}", marks=pytest.mark.long) for name in ("command.begun", "step.sealed")),
+    ],
 )
 def test_killed_at_a_failpoint(own_snap: Snap, point: str) -> None:
     """It is declared, and runs once; or it is not there at all, and can be declared again."""
@@ -129,7 +148,6 @@ for number in range(4):
 """
 
 
-@pytest.mark.each_runtime
 @pytest.mark.timeout(300)
 def test_an_agent_that_is_resumed_or_forked_has_it_before_it_goes_on(
     own_snap: Snap, runtime: str, tmp_path: Path

@@ -157,6 +157,7 @@ def test_a_tag_travels(here: Snap, there: Snap, history: History, tmp_path: Path
     assert there.json("show", "known-good")["id"] == snapshot, "the name is free again after its snapshot went"
 
 
+@pytest.mark.long  # any damage: unit/engine/test_bundle.py
 def test_a_damaged_bundle_leaves_nothing(here: Snap, there: Snap, history: History, tmp_path: Path) -> None:
     bundle, bad = tmp_path / "bundle", tmp_path / "bad"
     here("export", history.snapshots[-1], "--trajectory", "-o", bundle)

@@ -38,7 +38,7 @@ def each(snap: Snap, box: str, lines: str, *options: str) -> subprocess.Complete
     return subprocess.run(words, env=snap.env, input=lines, capture_output=True, text=True, timeout=snap.timeout_s)
 
 
-@pytest.mark.parametrize("shell", ["bash", "dash"])
+@pytest.mark.parametrize("shell", ["bash", pytest.param("dash", marks=pytest.mark.long)])
 def test_ten_lines_are_ten_snapshots(snap: Snap, runtime: str, shell: str) -> None:
     check_ten_lines(snap, runtime, shell)
 
@@ -82,7 +82,6 @@ def check_ten_lines(snap: Snap, runtime: str, shell: str, *create: str) -> None:
     snap("rm", "--force", box)
 
 
-@pytest.mark.each_runtime
 def test_a_person_edits_lines_and_goes_back(snap: Snap, runtime: str) -> None:
     box, _ = snap.create("--runtime", runtime, "--name", "hands")
     person = Person(snap, "shell", "--each", box)

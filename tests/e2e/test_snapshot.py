@@ -43,8 +43,8 @@ def files_inside(snap: Snap, name: str, inside: str) -> Path:
     return Path(f"/proc/{pid}/root/{inside}")
 
 
-@pytest.mark.each_runtime
 @pytest.mark.usefixtures("both_clients")
+@pytest.mark.same_verbs
 def test_it_has_the_files_of_now_and_a_name(snap: Snap, runtime: str) -> None:
     sandbox = sandbox_of(snap, runtime)
     tag = f"now-{new_id()[:8]}"

@@ -235,6 +235,7 @@ while True:
 """
 
 
+@pytest.mark.long  # e2e/test_gateway.py kills the daemon, too
 @pytest.mark.runc
 @pytest.mark.timeout(600)
 def test_behind_the_gateway(lone: Snap, runc_ready: None, tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ def test_the_page_s_variants_are_what_their_children_begin_with(snap: Snap, sour
         snap("rm", "--force", fork)
 
 
+@pytest.mark.long  # how options are read: unit/cli
 def test_options_say_the_same_as_the_file(snap: Snap, source: Source) -> None:
     words = [
         "hint:message.user=the log",
@@ -250,6 +251,7 @@ def test_a_change_that_cannot_be_made_leaves_no_child(snap: Snap, tmp_path: Path
     snap("rm", "--force", trajectory)
 
 
+@pytest.mark.long  # such forks: e2e/test_storage.py and test_share.py
 @pytest.mark.runc
 def test_the_source_may_be_running_stopped_cold_or_imported(
     small_root: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str], tmp_path: Path

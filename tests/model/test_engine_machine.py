@@ -22,7 +22,7 @@ from tests.leftovers import nothing_left
 from tests.model.engine_machine import SLOW_S, Machine
 from tests.model.engine_manner import FOLDER
 
-STEPS = long.size(40, 1000)
+STEPS = long.size(30, 1000)
 SEEDS = long.seeds(1, 2)
 
 

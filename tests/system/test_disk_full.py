@@ -234,6 +234,7 @@ def test_a_small_disk_that_was_filled_is_not_the_end(kind: str, small_root: Path
         nothing_left(daemon.state_dir, running=False)
 
 
+@pytest.mark.long  # one process: below
 @pytest.mark.parametrize("kind", ["xfs"])
 @in_own_mount_namespace
 def test_filled_while_several_processes_store_a_large_step(kind: str, small_root: Path) -> None:
@@ -259,6 +260,7 @@ def test_filled_from_inside_a_sandbox(kind: str, small_root: Path) -> None:
         )
 
 
+@pytest.mark.long  # a full disk: above
 @pytest.mark.parametrize("kind", ["ext4", pytest.param("xfs", marks=pytest.mark.long)])
 @in_own_mount_namespace
 def test_a_sparse_copy_of_a_state_directory_works_on_a_full_disk(kind: str, small_root: Path) -> None:
@@ -373,6 +375,7 @@ def test_no_overlay_that_is_less_than_asked_for(kind: str, what: str) -> None:
         os.close(mount)
 
 
+@pytest.mark.long  # without blocks: above
 @in_own_mount_namespace
 def test_without_inodes(small_root: Path) -> None:
     with rigged("ext4", small_root, ("-N", "4000")) as rig:

@@ -276,6 +276,7 @@ def test_a_first_process_that_is_killed_from_inside_leaves_nothing(user: Ordinar
     user("rm", "--force", box)
 
 
+@pytest.mark.long  # the setting: unit/test_config.py
 def test_the_setting_makes_it_the_default(user: Ordinary) -> None:
     user.stop_daemon()
     user.env["SNAPSHOTD_MODE"] = "folder"

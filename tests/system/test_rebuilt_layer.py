@@ -203,6 +203,7 @@ def test_nothing_changed(base: Path) -> None:
         world.close()
 
 
+@pytest.mark.long  # the tree: e2e/test_variety.py; rebuilt: below
 def test_the_variety_tree_comes_back(base: Path) -> None:
     """Into a directory and as a layer; sockets only as a layer."""
     root, restored, layer, empty = (base / name for name in ("variety", "restored", "layer", "empty"))

@@ -22,6 +22,13 @@ from tests.ordinary_user import OrdinaryUser, interpreter, ordinary_users, wait_
 
 pytestmark = pytest.mark.runc
 WAYS = [pytest.param(True, id="range"), pytest.param(False, id="one-id")]
+with_a_range = pytest.mark.parametrize(
+    "shared_user", [WAYS[0], pytest.param(False, id="one-id", marks=pytest.mark.long)], indirect=True
+)
+"""The short set has it with a range alone: what it is about is made the same way with one id, whose tour is there."""
+with_one_id = pytest.mark.parametrize(
+    "shared_user", [WAYS[1], pytest.param(True, id="range", marks=pytest.mark.long)], indirect=True
+)
 AGENT = """
 import os, sys, time
 from snapshotd.agent import tool
@@ -183,6 +190,7 @@ def test_the_tour(user: OrdinaryUser) -> None:
     assert owner == (user.first if user.ids else user.id)
 
 
+@with_one_id
 def test_what_images_are_given_belongs_to_their_root(user: OrdinaryUser, tmp_path: Path) -> None:
     """The image of this machine's own programs; and one that names few directories, whose others are made for it."""
     few = tmp_path / "few.tar"
@@ -334,6 +342,7 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+@with_a_range
 def test_files_are_edited_and_merged(user: OrdinaryUser) -> None:
     """Through an overlay that the daemon mounts for itself."""
     line = user("create", "--image", "base").strip()
@@ -354,6 +363,7 @@ def test_files_are_edited_and_merged(user: OrdinaryUser) -> None:
     assert user("exec", edited, "--", "stat", "-c", "%u:%g", "e/g") == "0:0\n"
 
 
+@with_a_range
 def test_a_process_that_waits_for_its_childs_program_stands_still(user: OrdinaryUser) -> None:
     """The kernel stops no process that has called vfork(2) before the child, which is stopped too, runs its program."""
     line = user("create", "--image", "base").strip()
@@ -375,6 +385,7 @@ def waits_in_vfork(pid: int) -> bool:
         return False
 
 
+@with_a_range
 def test_from_inside_nothing_of_the_host_is_found(user: OrdinaryUser) -> None:
     secret = "the-secret-of-this-user"
     (user.home / "key").write_text(secret)
@@ -389,6 +400,7 @@ def test_from_inside_nothing_of_the_host_is_found(user: OrdinaryUser) -> None:
     assert "FOUND []" in user("exec", line, "--", "python3", "-c", PROBE, secret)
 
 
+@with_one_id
 def test_what_cannot_be_had_is_refused(user: OrdinaryUser) -> None:
     said = user.refused("create", "--image", "node", "--memory", "1G")
     assert "cannot limit the memory" in said
@@ -406,6 +418,7 @@ def test_what_cannot_be_had_is_refused(user: OrdinaryUser) -> None:
         assert "no 65536 ids" in report
 
 
+@with_one_id
 def test_a_plain_folder_beside_containers(user: OrdinaryUser) -> None:
     """Where a command asks for it; the daemon's mode stays as it is."""
     line = user("create", "--isolation", "none").strip()
@@ -434,6 +447,7 @@ def daemon_with(user: OrdinaryUser, **env: str) -> str:
     return user.refused("ls", env=env)
 
 
+@pytest.mark.long
 def test_a_state_directory_stays_with_the_range_that_it_has(small_tar: Path) -> None:
     with ordinary_users(ids=[True]) as (user,):
         user("image", "import", user.give(small_tar, "image.tar"), "--name", "base")
@@ -484,6 +498,7 @@ def test_roots_daemon_and_a_users_keep_apart(image_tar: Path, tmp_path: Path) ->
         assert "that of root's daemon" in user.refused("--state-dir", state, "ls")
 
 
+@pytest.mark.long
 def test_two_users_have_two_daemons() -> None:
     with ordinary_users(2, ids=[True, True]) as (one, two):
         line = one("create", "--isolation", "none").strip()

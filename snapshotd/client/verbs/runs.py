@@ -24,7 +24,6 @@ from snapshotd.client.twofold import stream, verb
 from snapshotd.client.verbs.base import VerbPart, Wait
 from snapshotd.client.verbs.commands import OutputSink, ShownOutput
 from snapshotd.errors import UsageError
-from snapshotd.service import parse
 from snapshotd.terms import DEFAULT_TENANT
 
 
@@ -220,6 +219,8 @@ def services_text(path: str | Path) -> str:
         raise UsageError(
             f"the file of services {str(path)!r} cannot be read: {why}; name one that you may read"
         ) from exc
+    from snapshotd.service import parse  # tomllib and its record take 5 ms
+
     parse(text, str(path))
     return text
 

@@ -54,7 +54,6 @@ from snapshotd.types import (
     TrajectoryID,
     TrajectoryStatus,
     new_id,
-    short,
 )
 
 if TYPE_CHECKING:
@@ -188,7 +187,7 @@ class ExperimentService:
         with self._changing:
             record = self._table.get(name)
             own = self._trajectories(record)
-            running = [line.name or short(line.id) for line in own if line.status is TrajectoryStatus.RUNNING]
+            running = [line.shown_name for line in own if line.status is TrajectoryStatus.RUNNING]
             if (running or self._driver(name) is not None) and not force:
                 raise Conflict(
                     f"{', '.join(running[:5]) or 'a branch'} of the experiment {name} runs: stop it first (`snapshotd experiment stop "

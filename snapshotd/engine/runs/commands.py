@@ -114,7 +114,7 @@ class KnownCommands:
         found = [info for info in known if info.id.startswith(ref)]
         if len(ref) >= MIN_PREFIX_CHARS and len(found) == 1:
             return found[0]
-        name = trajectory.name or short(trajectory.id)
+        name = trajectory.shown_name
         if len(found) > 1:
             raise Ambiguous(
                 f"{number_of(len(found), 'command')} of {name} begin with {ref!r}: {', '.join(short(info.id) for info in found[:5])}; "

@@ -267,7 +267,7 @@ class FileCalls:
         )
         if _is_named(snapshot, ref):
             raise UsageError(
-                f"{ref} is a snapshot, whose files do not change: name its trajectory {trajectory.name or short(trajectory.id)}, "
+                f"{ref} is a snapshot, whose files do not change: name its trajectory {trajectory.shown_name}, "
                 "or fork it and write there"
             )
         sandbox = self._sessions.running(trajectory)

@@ -11,7 +11,7 @@ from snapshotd.engine.runs.launch import alive
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import Conflict, SandboxFailed
 from snapshotd.kernel.namespaces import in_network_namespace
-from snapshotd.types import Trajectory, short
+from snapshotd.types import Trajectory
 
 _CONNECT_S = 10.0
 """A server whose queue is full does not answer at all."""
@@ -19,7 +19,7 @@ _CONNECT_S = 10.0
 
 def connect(sandbox: Sandbox | None, trajectory: Trajectory, port: int, ended: Callable[[], object]) -> Connection:
     """See `RunService.connect`. `sandbox`: the trajectory's, None if it has none."""
-    name = trajectory.name or short(trajectory.id)
+    name = trajectory.shown_name
     if sandbox is None or not alive(sandbox):
         raise _not_running(name)
     if not sandbox.isolated:

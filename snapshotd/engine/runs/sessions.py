@@ -186,7 +186,7 @@ class Sessions:
         `idle_timeout_s`: how long it may idle from now on. UsageError: it is a folder; SandboxFailed, as `start`."""
         if trajectory.spec.runtime == FOLDER:
             raise UsageError(
-                f"{trajectory.name or short(trajectory.id)} is a folder of this machine, in which no sandbox runs: fork a snapshot of it"
+                f"{trajectory.shown_name} is a folder of this machine, in which no sandbox runs: fork a snapshot of it"
             )
         self._context.ownership.check(trajectory.id)
         with self.starting(trajectory.id):
@@ -380,7 +380,7 @@ def _take_last(catalog: Catalog, sandbox: Sandbox, listener: StepListener) -> No
     except OutOfSpace as exc:
         trajectory = sandbox.trajectory
         raise OutOfSpace(
-            f"{exc.message}; `snapshotd stop --discard {trajectory.name or short(trajectory.id)}` ends it without a last "
+            f"{exc.message}; `snapshotd stop --discard {trajectory.shown_name}` ends it without a last "
             f"snapshot, and loses what changed since {short(sandbox.head)}"
         ) from exc
 

@@ -50,7 +50,7 @@ def take_snapshot(
 
 
 def _not_running(trajectory: Trajectory) -> Conflict:
-    shown, head = trajectory.name or short(trajectory.id), short(trajectory.head)
+    shown, head = trajectory.shown_name, short(trajectory.head)
     why = (
         "is a folder of this machine, whose snapshots its hooks take"
         if trajectory.spec.runtime == FOLDER

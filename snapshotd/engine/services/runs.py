@@ -247,7 +247,7 @@ class RunService:
             before = self._catalog.get_trajectory(found.id).spec.network
             if not before.allows_names:
                 raise Conflict(
-                    f"the network of {found.name or short(found.id)} is {before}, which has no rules for hosts: make a sandbox with "
+                    f"the network of {found.shown_name} is {before}, which has no rules for hosts: make a sandbox with "
                     "one, or fork this one, with the network allow:HOST"
                 )
             rules = HostRules(before.rules if only is None else only).changed(allow, deny)
@@ -309,7 +309,7 @@ class RunService:
         if ref in (trajectory.name, trajectory.id):
             return
         snapshot = self._catalog.resolve_snapshot(ref)
-        whole = f"`snapshotd rm {trajectory.name or short(trajectory.id)}` forgets the whole trajectory"
+        whole = f"`snapshotd rm {trajectory.shown_name}` forgets the whole trajectory"
         if ref in snapshot.tags:
             raise UsageError(
                 f"{ref} is a tag of snapshot {short(snapshot.id)}: `snapshotd tag --delete {ref}` takes it away, {whole}"

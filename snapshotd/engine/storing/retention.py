@@ -72,7 +72,7 @@ def protected(catalog: Catalog, running: set[SnapshotID]) -> dict[SnapshotID, st
         if item.state is SnapshotState.CAPTURED and item.base is not None:
             reasons.setdefault(item.base, f"snapshot {short(item.id)}, not stored yet, is built on it")
     for line in catalog.trajectories():
-        name = line.name or short(line.id)
+        name = line.shown_name
         if line.head != line.forked_from:
             reasons.setdefault(line.head, f"head of {name}")
         if line.forked_from is not None:

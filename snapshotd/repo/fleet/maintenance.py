@@ -23,6 +23,8 @@ from snapshotd.store.base import Store
 class FleetMaintenance(PackMaintenance):
     """See `fleet/base.py`. Not thread-safe. Owns the writer; the bucket's store is the caller's."""
 
+    _index_kind = FleetIndex
+
     def __init__(
         self,
         bucket: Store,
@@ -55,9 +57,7 @@ class FleetMaintenance(PackMaintenance):
     def _open(self) -> PackRepository:
         if not self._index_path.exists():
             create_index(self._index_path)  # packs without an index are the rule in a fleet: the segments follow
-        opened = PackRepository(
-            self._store, self._index_path, self._key, packer_command=self._packer_command, index_kind=FleetIndex
-        )
+        opened = super()._open()
         self._thread = threading.get_ident()
         return opened
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from snapshotd.errors import DataLoss, OutOfSpace
 from snapshotd.repo.base import CheckResult, Fault, Maintenance, Reclaimed, RepairResult, Roots
+from snapshotd.repo.format.index import Index
 from snapshotd.repo.upkeep import check, gc, repair
 from snapshotd.repo.writing import reserve
 from snapshotd.repo.writing.writer import PackRepository
@@ -17,6 +18,8 @@ from snapshotd.store.base import Store
 
 class PackMaintenance(Maintenance):
     """Owns the repository's writer. Not thread-safe."""
+
+    _index_kind: type[Index] = Index
 
     def __init__(self, store: Store, index_path: Path, key: bytes, packer_command: Sequence[str] | None = None) -> None:
         """`packer_command`: see `PackRepository`."""
@@ -39,7 +42,9 @@ class PackMaintenance(Maintenance):
         return self._writer
 
     def _open(self) -> PackRepository:
-        return PackRepository(self._store, self._index_path, self._key, packer_command=self._packer_command)
+        return PackRepository(
+            self._store, self._index_path, self._key, packer_command=self._packer_command, index_kind=self._index_kind
+        )
 
     def collect(
         self,

@@ -358,7 +358,7 @@ def test_what_is_not_needed_is_not_imported(words: list[str], unwanted: set[str]
     done = subprocess.run(argv, env=environment(daemon), capture_output=True, text=True, check=True, timeout=60)
     loaded = set(done.stdout.rpartition("LOADED ")[2].split())
     heavy = {"rich", "fastapi", "pydantic", "uvicorn", "docker", "apsw", "asyncio", "subprocess", "multiprocessing"}
-    heavy |= {"http.client", "email", "ssl", "hashlib", "tarfile", "snapshotd.types"}
+    heavy |= {"http.client", "email", "ssl", "hashlib", "tarfile", "snapshotd.types", "tomllib", "snapshotd.service"}
     assert sorted(loaded & (heavy | unwanted)) == []
 
 

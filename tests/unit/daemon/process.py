@@ -41,7 +41,7 @@ def start_small_ones(monkeypatch: pytest.MonkeyPatch, *, forked_ones: bool = Tru
     monkeypatch.setattr(os, "geteuid", lambda: 0)
 
 
-@dataclass
+@dataclass(eq=False)
 class Daemon:
     """A daemon process. `client` starts none when it is gone."""
 

@@ -13,14 +13,15 @@ import os
 import pwd
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, get_args, get_origin
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 import pytest
 
 from snapshotd.api import operations
 from snapshotd.api.access import Scope
-from snapshotd.api.operations import ADMIN, OPERATIONS, Operation
+from snapshotd.api.operations import ADMIN, OPERATIONS, READ, Operation
 from snapshotd.api.record import ApiRecord, Request, types_of
 from snapshotd.api.wire import API_PREFIX
 from snapshotd.catalog.base import seen_by
@@ -108,9 +109,15 @@ def tokens(daemon: Daemon) -> dict[str, str]:
 PLACES = ("ref", "name", "command", "approval", "which", "port", "experiment")
 
 
+@cache
+def listening(daemon: Daemon) -> SplitResult:
+    """The address for other machines."""
+    return urlsplit(str(daemon.client.status()["listening"]))
+
+
 def ask(daemon: Daemon, token: str | None, operation: Operation[Any], names: dict[str, str]) -> tuple[int, str]:
     """Send a request for an operation about what `names` has; status and text of the answer."""
-    address = urlsplit(str(daemon.client.status()["listening"]))
+    address = listening(daemon)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=60)
     path = operation.path
     for place in PLACES:
@@ -228,16 +235,23 @@ def contents(daemon: Daemon, world: World) -> Any:
     )
 
 
-@pytest.mark.parametrize("scope", SCOPES)
+def test_the_scope_of_a_daemons_own_user_opens_every_verb() -> None:
+    """It sees all tenants: there is nothing to be kept from it."""
+    assert {row.scope for row in OPERATIONS.values()} <= GRANTS[ADMIN]
+
+
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=list(OPERATIONS))
 def test_a_verb_is_open_to_its_scope_and_shows_nothing_of_another_tenant(
-    operation: Operation[Any], scope: Scope, daemon: Daemon, theirs: World, tokens: dict[str, str]
+    operation: Operation[Any], daemon: Daemon, theirs: World, tokens: dict[str, str]
 ) -> None:
-    if scope == ADMIN:
-        assert operation.scope in GRANTS[scope]  # it sees all tenants: there is nothing to be kept from it
-        return
     before = contents(daemon, theirs)
-    status, text = ask(daemon, tokens[scope], operation, theirs.names)
+    for scope in SCOPES:
+        if scope != ADMIN:
+            _refuse_or_show_nothing(operation, scope, theirs, *ask(daemon, tokens[scope], operation, theirs.names))
+    assert contents(daemon, theirs) == before
+
+
+def _refuse_or_show_nothing(operation: Operation[Any], scope: Scope, theirs: World, status: int, text: str) -> None:
     if operation.scope not in GRANTS[scope]:
         assert (status, json.loads(text)["error"]["code"]) == (403, "NotPermitted"), text
     elif operation is operations.SCORE:  # each snapshot that it cannot score carries its error
@@ -251,7 +265,25 @@ def test_a_verb_is_open_to_its_scope_and_shows_nothing_of_another_tenant(
     )
     told = [one for one in (CANARY, *(one[:12] for one in theirs.ids)) if one in said]
     assert told == [] or status == 404, text
-    assert contents(daemon, theirs) == before
+
+
+@pytest.fixture(scope="module")
+def looked_at(daemon: Daemon) -> World:
+    """One of acme's own, for requests that change nothing."""
+    return own_world(daemon, with_experiment=True)
+
+
+def own_world(daemon: Daemon, *, with_experiment: bool) -> World:
+    own = make_world(daemon.client, "acme", f"mine{os.getpid()}")
+    body = {
+        "name": own.names["experiment"],
+        "source": own.names["ref"],
+        "variants": _SAID["variants"],
+        "score": {"argv": ["true"]},
+    }
+    if with_experiment:
+        begin_experiment(daemon.client, body)
+    return own
 
 
 @pytest.mark.parametrize(
@@ -260,22 +292,21 @@ def test_a_verb_is_open_to_its_scope_and_shows_nothing_of_another_tenant(
     ids=lambda row: row.name,
 )
 def test_the_same_request_finds_what_is_the_callers_own(
-    operation: Operation[Any], daemon: Daemon, tokens: dict[str, str]
+    operation: Operation[Any], daemon: Daemon, looked_at: World, owner: str
 ) -> None:
     """Else the requests above would find nothing in any case."""
-    own = make_world(daemon.client, "acme", f"mine{os.getpid()}")
-    token = daemon.client.create_token(f"own-{next(_NUMBERS)}", scopes=["run", "approve"], tenant="acme").token
-    if "{experiment}" in operation.path:
-        body = {
-            "name": own.names["experiment"],
-            "source": own.names["ref"],
-            "variants": _SAID["variants"],
-            "score": {"argv": ["true"]},
-        }
-        begin_experiment(daemon.client, body)
-    status, text = ask(daemon, token, operation, own.names)
+    own = looked_at
+    if operation.scope != READ:
+        own = own_world(daemon, with_experiment="{experiment}" in operation.path)
+    status, text = ask(daemon, owner, operation, own.names)
     assert status not in (401, 403), text
     assert status != 404 or ("there is no trajectory" not in text and "there is no snapshot" not in text), text
+
+
+@pytest.fixture(scope="module")
+def owner(daemon: Daemon) -> str:
+    """A token of acme that opens what is not the daemon's own users'."""
+    return daemon.client.create_token("owner", scopes=["run", "approve"], tenant="acme").token
 
 
 # -- tokens that open nothing ------------------------------------------------------------------------------------------
@@ -305,16 +336,22 @@ def useless(daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     }
 
 
-@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=list(OPERATIONS))
-def test_a_token_that_opens_nothing_gets_nothing(
-    operation: Operation[Any], daemon: Daemon, theirs: World, useless: dict[str, str | None]
-) -> None:
+def _refused(daemon: Daemon, operation: Operation[Any], theirs: World, what: str, token: str | None) -> None:
+    status, text = ask(daemon, token, operation, theirs.names)
+    assert (status, json.loads(text)["error"]["code"]) == (401, "NotPermitted"), (what, text)
+    assert token is None or len(token) < 9 or token[-20:] not in text
+    assert not any(one[:12] in text for one in theirs.ids)
+
+
+def test_a_token_that_opens_nothing_gets_nothing(daemon: Daemon, theirs: World, useless: dict[str, str | None]) -> None:
+    """Every verb asks for one; what opens nothing is the same for all, so each is shown at one verb of each scope."""
     before = contents(daemon, theirs)
-    for what, token in useless.items():
-        status, text = ask(daemon, token, operation, theirs.names)
-        assert (status, json.loads(text)["error"]["code"]) == (401, "NotPermitted"), (what, text)
-        assert token is None or len(token) < 9 or token[-20:] not in text
-        assert not any(one[:12] in text for one in theirs.ids)
+    for operation in OPERATIONS.values():
+        for what in ("none", "revoked"):
+            _refused(daemon, operation, theirs, what, useless[what])
+    for operation in (operations.TRAJECTORY, operations.EXEC, operations.APPROVE_CALL, operations.TOKENS):
+        for what, token in useless.items():
+            _refused(daemon, operation, theirs, what, token)
     assert contents(daemon, theirs) == before
 
 
@@ -456,6 +493,27 @@ def test_a_tenant_hears_of_its_own_alone(daemon: Daemon, theirs: World, acme: Sn
             if event["event"] == "trajectory" and event["trajectory"] not in [one.id for one in acme.trajectories()]:
                 break
     assert {event["trajectory"] for event in heard if "trajectory" in event} == {own.ids[0]}
+
+
+def test_each_tenant_hears_of_what_it_makes_while_it_watches(daemon: Daemon, acme: Snapshotd) -> None:
+    place = str(daemon.client.status()["listening"])
+    others = Snapshotd(host=place, token=_token(daemon, "other"))
+    clients = {"acme": acme, "other": others}
+    with contextlib.ExitStack() as opened:
+        watches = {name: opened.enter_context(contextlib.closing(watch(one))) for name, one in clients.items()}
+        for events in watches.values():
+            assert next(events)["event"] == "watching"
+        made = dict[str, set[str]]()
+        for name, client in clients.items():
+            own = make_world(daemon.client, name, f"{name}-watched")
+            (fork,) = client.fork(own.names["ref"]).trajectories
+            made[name] = {own.ids[0], fork.id}
+        for name, events in watches.items():
+            heard = set[str]()
+            while not made[name] <= heard:
+                event = next(events)
+                heard |= {event["trajectory"]} if "trajectory" in event else set()
+            assert heard == made[name]
 
 
 def test_the_key_of_another_tenants_request_tells_nothing(daemon: Daemon) -> None:

@@ -15,7 +15,7 @@ from snapshotd.types import new_id
 from tests.unit.daemon.asking import eventually
 from tests.unit.daemon.process import Daemon
 
-pytestmark = pytest.mark.usefixtures("both_clients")
+pytestmark = [pytest.mark.usefixtures("both_clients"), pytest.mark.same_verbs]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from snapshotd.types import new_id
 from tests.unit.daemon.asking import eventually
 from tests.unit.daemon.process import Daemon
 
-pytestmark = pytest.mark.usefixtures("both_clients")
+pytestmark = [pytest.mark.usefixtures("both_clients"), pytest.mark.same_verbs]
 
 DECLARED = "/etc/snapshotd/services.toml"
 COUNTING = "echo began >> starts; exec sleep 1000"

@@ -19,7 +19,7 @@ from tests.unit.daemon.process import Daemon, damage
 
 MIB = 1 << 20
 
-pytestmark = pytest.mark.usefixtures("both_clients")
+pytestmark = [pytest.mark.usefixtures("both_clients"), pytest.mark.same_verbs]
 
 
 @pytest.fixture

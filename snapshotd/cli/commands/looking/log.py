@@ -6,7 +6,6 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.follow import note
-from snapshotd.cli.forest import show_forest
 from snapshotd.cli.taken import snapshot_json
 from snapshotd.cli.text import file_counts, milliseconds, print_json, printable, shown_id, size, status, table
 from snapshotd.cli.values import Count, complete_trajectory
@@ -57,6 +56,8 @@ def command(
     if graph:
         if everything or quiet or last is not None:
             refuse("--graph shows all snapshots; leave out -n, --all and -q")
+        from snapshotd.cli.forest import show_forest  # few logs are drawn
+
         show_forest(connect(ctx), trajectory, full=no_trunc, as_json=as_json)
         return 0
     if trajectory is None:

@@ -27,8 +27,8 @@ from snapshotd.cli.command import (
 )
 from snapshotd.cli.follow import INTERRUPTED, BetweenLines, note
 from snapshotd.cli.github import GitHub, github_option
-from snapshotd.cli.taken import counted
-from snapshotd.cli.text import print_json, printable, snapshot_line
+from snapshotd.cli.taken import counted, taken_line
+from snapshotd.cli.text import print_json, printable
 from snapshotd.cli.values import Seconds, Variable, complete_snapshot, complete_trajectory, idle_option
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.client import Snapshotd
@@ -343,20 +343,7 @@ def _told(client: Snapshotd, done: ExecInfo, options: dict[str, Any], quiet: boo
     if done.call.error is not None and not quiet:
         lines.line(f"snapshotd: {printable(done.call.error)}", at_once=True)
     if done.snapshot is not None and not quiet:
-        taken = counted(client, done.snapshot)
-        lines.line(
-            snapshot_line(
-                seq=taken.seq,
-                snapshot_id=taken.id,
-                tool=taken.tool.name,
-                status=taken.tool.status,
-                pause_ms=taken.pause_ms,
-                files=None if taken.files is None else dataclasses.asdict(taken.files),
-                method=taken.method,
-                state=taken.state if "wait" in options else None,
-            ),
-            at_once=True,
-        )
+        lines.line(taken_line(counted(client, done.snapshot), with_state="wait" in options), at_once=True)
     return done
 
 

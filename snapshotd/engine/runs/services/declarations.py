@@ -17,7 +17,8 @@ from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
 from snapshotd.errors import Conflict, LimitExceeded, NotFound, SnapshotdError, UsageError
 from snapshotd.kernel import files, turns
 from snapshotd.service import PLACE, SERVICES_MAX, DeclaredService
-from snapshotd.types import Snapshot, short
+from snapshotd.terms import SERVICES_MAX_BYTES
+from snapshotd.types import Snapshot
 
 DECLARED, REMOVED = "service", "removed"
 """Name of the marker of a declaration, and its argument if that was taken away."""
@@ -108,7 +109,7 @@ def unknown(sandbox: Sandbox, name: str, declared: Sequence[DeclaredService]) ->
 
 def name_of(sandbox: Sandbox) -> str:
     """A sandbox's name for people."""
-    return sandbox.trajectory.name or short(sandbox.trajectory.id)
+    return sandbox.trajectory.shown_name
 
 
 @contextlib.contextmanager
@@ -133,7 +134,7 @@ def _read_file(sandbox: Sandbox) -> bytes | None:
             if not stat.S_ISREG(os.fstat(held).st_mode):
                 raise UsageError(f"{_PATH} is no regular file; remove it in the sandbox")
             with open(os.open(files.fd_path(held), os.O_RDONLY | os.O_CLOEXEC), "rb") as file:
-                return file.read(service_file.FILE_MAX_BYTES + 1)
+                return file.read(SERVICES_MAX_BYTES + 1)
         finally:
             os.close(held)
 
