@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from snapshotd.repo.key import load_key
 from tests.postgres_server import PostgresServer
 from tests.unit.daemon.process import Daemon, start
 
@@ -24,6 +26,8 @@ class Fleet:
         server.ask(f"CREATE DATABASE {name}")
         self.nodes: dict[str, Daemon] = {}
         self.store = (directory / "store").as_uri()
+        load_key(directory)
+        self._key = directory / "key"
 
     @property
     def url(self) -> str:
@@ -32,7 +36,8 @@ class Fleet:
     def begin(self, node: str, **environment: str) -> Daemon:
         """Start a node, or the next daemon of one."""
         home = self.directory / node
-        (home / "state").mkdir(parents=True, exist_ok=True)
+        (home / "state" / "repo").mkdir(parents=True, exist_ok=True)
+        shutil.copy(self._key, home / "state" / "repo" / "key")
         self.nodes[node] = start(
             home / "state",
             home / "s",

@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from snapshotd.catalog.parts import (
     ApprovalTable,
@@ -32,8 +32,10 @@ from snapshotd.catalog.parts import (
 )
 from snapshotd.catalog.tenancy import present_tenant, seen_by
 from snapshotd.types import (
+    Approval,
     BlobID,
     CallID,
+    Compensation,
     Ended,
     FileChanges,
     Image,
@@ -57,6 +59,7 @@ __all__ = [
     "CallFacts",
     "Catalog",
     "Compensations",
+    "Elsewhere",
     "ExperimentTable",
     "Figures",
     "ImageTable",
@@ -83,6 +86,18 @@ class SnapshotRow:
     state: dict[str, Any] | None = None
 
 
+class Elsewhere(Protocol):
+    """The other catalogs of a fleet, for refs of people."""
+
+    def find(self, wanted: Literal["snapshot", "trajectory"], ref: str) -> bool:
+        """Bring what a ref means there into this catalog. False: it means nothing there. Ambiguous, Unavailable."""
+        ...
+
+    def refresh(self, trajectory: TrajectoryID) -> bool:
+        """Bring what became of a trajectory there. True if that was something."""
+        ...
+
+
 class Catalog(ABC):
     """The module's text holds for all methods."""
 
@@ -92,6 +107,10 @@ class Catalog(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the database. Idempotent. Any other call afterwards is a defect."""
+
+    @abstractmethod
+    def look_elsewhere(self, elsewhere: Elsewhere) -> None:
+        """From now on, refs that mean nothing here are looked up in other catalogs, too."""
 
     @abstractmethod
     def flush(self) -> None:
@@ -189,6 +208,26 @@ class Catalog(ABC):
         or none. Parents and bases come before the snapshots that name them, or are here already; so do images. A
         trajectory's `head` is one of its own snapshots or its `forked_from`. Conflict when an id, name or tag is taken;
         NotFound for a named row that does not exist."""
+
+    @abstractmethod
+    def add_missing_rows(
+        self,
+        images: Iterable[Image],
+        trajectories: Sequence[Trajectory],
+        snapshots: Iterable[SnapshotRow],
+        approvals: Sequence[Approval] = (),
+        compensations: Sequence[Compensation] = (),
+    ) -> None:
+        """Add those rows of another catalog of the fleet that are not here, all or none; so it can be repeated. The order is
+        that of `restore_rows`. A name or tag that is taken here is left out. A trajectory that is here gets the status,
+        exit code, network and environment of the given one, and its head, unless that is an earlier snapshot. Approvals
+        and compensations are as they are given afterwards."""
+
+    @abstractmethod
+    def split_trajectory(self, trajectory_id: TrajectoryID, first: SnapshotID, side: TrajectoryID) -> None:
+        """Make a new trajectory `side`, a nameless fork, of a trajectory's own snapshots from `first` on, with their
+        conversation, journal, approvals and compensations. The rest is interrupted; where nothing is left, the trajectory itself
+        becomes `side`. Not an error when that was done. NotFound."""
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
 

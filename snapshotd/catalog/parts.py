@@ -131,6 +131,10 @@ class Compensations(ABC):
     @abstractmethod
     def get(self, entry_id: CallID) -> Compensation | None: ...
 
+    @abstractmethod
+    def of_trajectory(self, trajectory_id: TrajectoryID) -> list[Compensation]:
+        """All of a trajectory."""
+
 
 class KeyValues(ABC):
     """The key-value store across trajectories: outlives runs, and every trajectory. Versions of a key begin at 1 and

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from snapshotd.catalog import rows
 from snapshotd.catalog.base import SnapshotRow
 from snapshotd.catalog.commits import set_began
-from snapshotd.catalog.database import CatalogDatabase
+from snapshotd.catalog.database import CatalogDatabase, Row
 from snapshotd.catalog.entries import restore_entries
 from snapshotd.catalog.inserts import add_image, add_messages, add_snapshot, add_stack, add_trajectory
 from snapshotd.catalog.lines import Position, add_line, position_of, save_state
-from snapshotd.catalog.lookup import snapshot_numbers, trajectory_number
+from snapshotd.catalog.lookup import snapshot_numbers, tagged, trajectory_number
+from snapshotd.catalog.tables.approvals import replace_approvals, replace_compensations
 from snapshotd.errors import Conflict, InternalError
 from snapshotd.terms import number_of
-from snapshotd.types import Image, Snapshot, SnapshotID, Stack, Trajectory, TrajectoryID
+from snapshotd.types import Approval, Compensation, Image, Snapshot, SnapshotID, Stack, Trajectory, TrajectoryID
 
 
 def restore_rows(
@@ -30,6 +32,67 @@ def restore_rows(
         restored.add(row)
     for trajectory in trajectories:
         _connect(db, trajectory)
+
+
+def add_missing_rows(
+    db: CatalogDatabase,
+    images: Iterable[Image],
+    trajectories: Sequence[Trajectory],
+    snapshots: Iterable[SnapshotRow],
+    approvals: Sequence[Approval],
+    compensations: Sequence[Compensation],
+) -> None:
+    """See `Catalog.add_missing_rows`."""
+    for image in images:
+        if not db.read("SELECT 1 FROM images WHERE id = ?", (image.id,)):
+            taken = db.read("SELECT 1 FROM images WHERE name = ?", (image.name,))
+            add_image(db, replace(image, name="") if taken else image)
+    new, known = [], []
+    for trajectory in trajectories:
+        if db.read("SELECT 1 FROM trajectories WHERE id = ?", (trajectory.id,)):
+            known.append(trajectory)
+            continue
+        new.append(trajectory)
+        name = trajectory.name
+        free = name is None or not (_holder_of(db, name) or tagged(db, name))
+        add_trajectory(db, trajectory if free else replace(trajectory, name=None), None)
+    restored = _Snapshots(db)
+    for row in snapshots:
+        if not db.read("SELECT 1 FROM snapshots WHERE id = ?", (row.snapshot.id,)):
+            tags = tuple(name for name in row.snapshot.tags if not (tagged(db, name) or _holder_of(db, name)))
+            restored.add(replace(row, snapshot=replace(row.snapshot, tags=tags)))
+    for trajectory in new:
+        _connect(db, trajectory)
+    for trajectory in known:
+        _go_on(db, trajectory)
+    replace_approvals(db, approvals)
+    replace_compensations(db, compensations)
+
+
+def _holder_of(db: CatalogDatabase, name: str) -> list[Row]:
+    """The trajectory that has a name, of any tenant."""
+    return db.read("SELECT 1 FROM trajectories WHERE name = ?", (name,))
+
+
+def _go_on(db: CatalogDatabase, trajectory: Trajectory) -> None:
+    """Bring a trajectory that is here up to what is told of it. Its head never goes back."""
+    own = trajectory_number(db, trajectory.id)
+    db.write(
+        "UPDATE trajectories SET status = ?, exit_code = ?, network = ?, env = ? WHERE pk = ?",
+        (
+            trajectory.status.value,
+            trajectory.exit_code,
+            str(trajectory.spec.network),
+            rows.encode_pairs(trajectory.env),
+            own,
+        ),
+    )
+    db.write(
+        "UPDATE trajectories SET head = n.pk FROM snapshots n, snapshots h WHERE trajectories.pk = ?1 AND n.id = ?2"
+        " AND h.pk = trajectories.head AND n.trajectory = ?1 AND (h.trajectory <> ?1 OR h.seq < n.seq)",
+        (own, trajectory.head),
+    )
+    set_began(db, own, trajectory.began)
 
 
 def _connect(db: CatalogDatabase, trajectory: Trajectory) -> None:

@@ -30,13 +30,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StatePlaces:
-    """The places of one daemon's state. `store_url`: of the packs. `marks`: what overlayfs's marks in layers begin with."""
+    """The places of one daemon's state. `store_url`: of the packs. `marks`: what overlayfs's marks in layers begin with.
+    `node`: the daemon's name in a fleet, whose bucket has the packs then; empty: it is alone."""
 
     state_dir: Path
     layers_root: Path
     layers_kind: str
     store_url: str
     marks: str = TRUSTED.prefix.decode()
+    node: str = ""
 
     @property
     def repo_dir(self) -> Path:
@@ -56,6 +58,11 @@ class StatePlaces:
 
 def open_repository(places: StatePlaces) -> PackReader:
     """The repository for reading."""
+    if places.node:
+        from snapshotd.repo.fleet.reading import open_reader
+
+        index, key = places.repo_dir / "index.db", load_key(places.repo_dir)
+        return open_reader(open_store(places.store_url), places.node, index, key)
     return PackReader(open_store(places.store_url), places.repo_dir / "index.db", load_key(places.repo_dir))
 
 
@@ -68,9 +75,17 @@ def _archive(places: StatePlaces, _: list[str]) -> None:
     memory.keep_freed()
     memory.collect_rarely()
     index, key = places.repo_dir / "index.db", load_key(places.repo_dir)
-    maintenance = PackMaintenance(open_store(places.store_url), index, key, places.command("pack"))
-    spool = FileSpool(places.repo_dir, owner=False)
-    child.serve(archiver.ArchiverService(maintenance, places.open_layers(), spool))
+    store, pack = open_store(places.store_url), places.command("pack")
+    layers, spool = places.open_layers(), FileSpool(places.repo_dir, owner=False)
+    if places.node:
+        from snapshotd.repo.fleet.base import ToldPeers
+        from snapshotd.repo.fleet.maintenance import FleetMaintenance
+
+        peers = ToldPeers()
+        shared = FleetMaintenance(store, places.node, peers, index, key, pack)
+        child.serve(archiver.SharedArchiverService(shared, layers, spool, peers.tell))
+    else:
+        child.serve(archiver.ArchiverService(PackMaintenance(store, index, key, pack), layers, spool))
 
 
 def _pack(places: StatePlaces, _: list[str]) -> None:
@@ -109,8 +124,8 @@ _ROLES: dict[str, Callable[[StatePlaces, list[str]], None]] = {
 
 
 def main(arguments: list[str]) -> None:
-    role, state_dir, layers_root, layers_kind, store_url, marks, *rest = arguments
-    _ROLES[role](StatePlaces(Path(state_dir), Path(layers_root), layers_kind, store_url, marks), rest)
+    role, state_dir, layers_root, layers_kind, store_url, marks, node, *rest = arguments
+    _ROLES[role](StatePlaces(Path(state_dir), Path(layers_root), layers_kind, store_url, marks, node), rest)
 
 
 if __name__ == "__main__":

@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
+from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.postgres.catalog import open_database
+from snapshotd.catalog.sql import SqlCatalog
 from snapshotd.config import Config, node_of
+from snapshotd.daemon.children import StatePlaces
 from snapshotd.engine.context import Context
-from snapshotd.engine.node.alone import NotPublishing
 from snapshotd.engine.node.lease import LeaseKeeper, NodeFacts
+from snapshotd.engine.node.marks import Marks
 from snapshotd.engine.node.node import FleetNode
+from snapshotd.engine.node.publisher import NodePublisher
 from snapshotd.engine.node.rights import NodeRights
+from snapshotd.engine.node.shared import SharedHistory
+from snapshotd.engine.node.takeover import NodeTakeover
 from snapshotd.engine.node.watchdog import Watchdog
 from snapshotd.engine.runs.sessions import Sessions
+from snapshotd.engine.storing.archive_queue import Archive
+from snapshotd.engine.storing.archiver import Archiver
+from snapshotd.engine.storing.cold import Cold
 from snapshotd.errors import Unavailable, UsageError
 from snapshotd.fleet.base import LeaseTerms, NodeID
 from snapshotd.fleet.coordination import PostgresCoordination
+from snapshotd.fleet.repository import PublishedSegments
 from snapshotd.fleet.tables import FleetTables
+from snapshotd.repo.fleet.reading import prepare
+from snapshotd.repo.key import load_key
+from snapshotd.store.open import open_store
 from snapshotd.types import TrajectoryID
 
+_NODE = "fleet_node"
 _BOOT_ID, _MACHINE_ID = Path("/proc/sys/kernel/random/boot_id"), Path("/etc/machine-id")
 
 
@@ -44,10 +60,54 @@ def open_rights(config: Config, run_dir: Path, state_inode: str, local: Callable
     return rights
 
 
-def open_node(context: Context, rights: NodeRights, sessions: Sessions, starting: Callable[[], int]) -> FleetNode:
+def prepare_repository(catalog: Catalog, places: StatePlaces) -> None:
+    """Before anything opens the repository of a node. UsageError: the state directory was another node's, or a daemon's that
+    was alone; NotPermitted: its key is not the fleet's; OSError."""
+    known = catalog.get_meta(_NODE)
+    if known is None and catalog.trajectories():
+        raise UsageError(
+            f"the daemon of {places.state_dir} was alone and has packs where no other node looks for them: let a node begin with an empty "
+            "state directory, and bring trajectories with `snapshotd export` and `snapshotd import`"
+        )
+    if known not in (None, places.node):
+        raise UsageError(
+            f"the state directory {places.state_dir} is that of node {known} and not of {places.node}: set SNAPSHOTD_NODE={known}"
+        )
+    with closing(open_store(places.store_url)) as bucket:
+        prepare(bucket, places.node, places.repo_dir / "index.db", load_key(places.repo_dir))
+    if known is None:
+        catalog.set_meta(_NODE, places.node)
+
+
+def open_history(
+    context: Context, archiver: Archiver, archive: Archive, cold: Cold, rights: NodeRights
+) -> tuple[NodePublisher, NodeTakeover]:
+    """What publishes, and what brings the histories of others. The daemon's catalog finds those from now on."""
+    coordination, node = rights.lease.fleet, rights.lease.facts.node
+    database = coordination.tables.database
+    together = partial(database.transaction, nests=True)
+    segments = PublishedSegments(coordination.tables)
+    shared = SharedHistory(node, SqlCatalog(database), coordination, segments, together)
+    marks = Marks(context.catalog)
+    publisher = NodePublisher(context, archiver, archive.wait, archive.retry, shared, rights, marks)
+    takeover = NodeTakeover(context, archiver, publisher.merge, cold.write_image, shared, rights, marks)
+    archive.tell_of_stored(publisher.stored)
+    context.catalog.look_elsewhere(takeover)
+    return publisher, takeover
+
+
+def open_node(
+    context: Context,
+    rights: NodeRights,
+    sessions: Sessions,
+    starting: Callable[[], int],
+    archiver: Archiver,
+    archive: Archive,
+    cold: Cold,
+) -> FleetNode:
     """The daemon as a node, over its parts. `starting`: as of `FleetNode`."""
-    seams = NotPublishing(context.catalog)
-    return FleetNode(context, rights, sessions, seams, seams, starting)
+    publisher, takeover = open_history(context, archiver, archive, cold, rights)
+    return FleetNode(context, rights, sessions, publisher, takeover, starting)
 
 
 def _host(state_inode: str) -> str:

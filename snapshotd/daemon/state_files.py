@@ -17,13 +17,14 @@ the vault's key.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 
 from snapshotd.errors import DataLoss
 
 CATALOG, VAULT = "catalog.db", "secrets.db"
-_MADE_LATER = ("repo/key", "repo/blobs", "repo/index.db", "secrets.key", "secrets.db", "layers.img", "runs", "commands")
+KEY = "repo/key"
+_MADE_LATER = (KEY, "repo/blobs", "repo/index.db", "secrets.key", "secrets.db", "layers.img", "runs", "commands")
 """Each is made by a daemon that has a catalog. A folder `layers` or `repo/store` may be a mount that its owner made."""
 _LOG_REMEDIES = {
     CATALOG: "restore it, or make the catalog again from the repository with `snapshotd daemon --rebuild-catalog`",
@@ -32,9 +33,11 @@ _LOG_REMEDIES = {
 _LOST_AND_FOUND = "lost+found"
 
 
-def check_catalog(state_dir: Path) -> None:
-    """DataLoss when there is no catalog although the directory has content of a daemon."""
-    if not (state_dir / CATALOG).exists() and (found := _content(state_dir)) is not None:
+def check_catalog(state_dir: Path, *, may_have_key: bool = False) -> None:
+    """DataLoss when there is no catalog although the directory has content of a daemon. `may_have_key`: the operator brings
+    the repository's key to a new node of a fleet."""
+    brought = {KEY} if may_have_key else set()
+    if not (state_dir / CATALOG).exists() and (found := _content(state_dir, brought)) is not None:
         raise DataLoss(
             f"the catalog {state_dir / CATALOG} is missing although {found} is there: restore it from a backup, or make it "
             f"again from the repository with `snapshotd daemon --rebuild-catalog --state-dir {state_dir}`"
@@ -76,9 +79,9 @@ def nothing_to_rebuild_from(place: str, index: Path) -> DataLoss:
     )
 
 
-def _content(state_dir: Path) -> Path | None:
+def _content(state_dir: Path, brought: Set[str]) -> Path | None:
     """A file or folder that only a daemon with a catalog makes; None in a new state directory."""
-    made = [state_dir / name for name in _MADE_LATER]
+    made = [state_dir / name for name in _MADE_LATER if name not in brought]
     if (state_dir / "layers").is_dir():
         made += [each for each in (state_dir / "layers").iterdir() if each.name != _LOST_AND_FOUND]
     if has_packs(state_dir):

@@ -129,7 +129,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     state_dir = Path(config.state_dir)
-    state_files.check_catalog(state_dir)
+    state_files.check_catalog(state_dir, may_have_key=bool(config.fleet))
     reserve.adjust(state_dir)  # reading a database takes some blocks
     facts = partial(meta_in_file, state_dir / state_files.CATALOG)
     state_files.check_logs(state_dir, lambda: recover.was_killed(facts))
@@ -178,8 +178,17 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
             )
             opened.callback(rights.lease.close)
         places = StatePlaces(
-            state_dir, store.root, store.kind, _store_url(config, catalog), store.marks.prefix.decode()
+            state_dir,
+            store.root,
+            store.kind,
+            _store_url(config, catalog),
+            store.marks.prefix.decode(),
+            "" if rights is None else rights.lease.facts.node,
         )
+        if rights is not None:
+            from snapshotd.daemon.joining import prepare_repository
+
+            prepare_repository(catalog, places)
         context = Context(
             config=config,
             state_dir=state_dir,
@@ -260,7 +269,7 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker, rights: 
     if rights is not None:
         from snapshotd.daemon.joining import open_node
 
-        node = open_node(context, rights, sessions, lambda: launcher.starting)
+        node = open_node(context, rights, sessions, lambda: launcher.starting, archiver, archive, cold)
     services = Services(
         runs=RunService(context, sessions, resumes, background, archive, disposal),
         snapshots=SnapshotService(context, cold, archive),

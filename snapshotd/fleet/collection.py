@@ -78,12 +78,13 @@ class Collection:
                     f"{number_of(len(gone), 'snapshot')} of {len(snapshots)} cannot be pinned because the fleet has removed them, "
                     f"among them {short(gone[0])}: choose others"
                 )
-            until_ns = tables.now_ns() + ns
+            now_ns = tables.now_ns()
             for snapshot in sorted(snapshots):
                 tables.write(
-                    "INSERT INTO {}.pins (snapshot, node, until_ns) VALUES (?1, ?2, ?3)"
-                    " ON CONFLICT (snapshot, node) DO UPDATE SET until_ns = greatest(excluded.until_ns, pins.until_ns)",
-                    (snapshot, node, until_ns),
+                    "INSERT INTO {}.pins (snapshot, node, since_ns, until_ns) VALUES (?1, ?2, ?3, ?4)"
+                    " ON CONFLICT (snapshot, node) DO UPDATE SET until_ns = greatest(excluded.until_ns, pins.until_ns),"
+                    " since_ns = CASE WHEN pins.until_ns > ?3 THEN pins.since_ns ELSE ?3 END",
+                    (snapshot, node, now_ns, now_ns + ns),
                 )
 
     def unpin(self, node: NodeID, snapshots: Sequence[SnapshotID]) -> None:

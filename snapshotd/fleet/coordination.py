@@ -44,7 +44,7 @@ class PostgresCoordination(Coordination):
     """See `Coordination`."""
 
     def __init__(self, tables: FleetTables, terms: LeaseTerms | None = None) -> None:
-        self.terms = terms or LeaseTerms()
+        self.terms, self.tables = terms or LeaseTerms(), tables
         self._db, self._clock = tables.database, tables.clock
         self._read, self._write, self._now = tables.read, tables.write, tables.now_ns
 
@@ -148,6 +148,13 @@ class PostgresCoordination(Coordination):
             return Taken(Claim(row.trajectory, node, epoch, taken.fence), taken.head, tuple(undecided))
 
     @contextmanager
+    def holding(self, claim: Claim) -> Iterator[None]:
+        """A transaction of the catalog's one writer, at whose end the claim is the owner's still. Conflict: it is not."""
+        with self._db.transaction():
+            protocol.check_claim(self._lock_owner(claim.trajectory), claim)
+            yield
+
+    @contextmanager
     def publishing(
         self,
         claim: Claim,
@@ -205,6 +212,11 @@ class PostgresCoordination(Coordination):
             f"SELECT {_INTENT} FROM {{}}.intents WHERE trajectory = ? AND state <> 'bound' ORDER BY call", trajectory
         )
         return [_intent(row) for row in rows]
+
+    def known_intents(self, calls: Sequence[CallID]) -> list[CallID]:
+        """Those of `calls` that were recorded."""
+        found = {call for (call,) in self._read("SELECT call FROM {}.intents WHERE call = ANY(?)", list(calls))}
+        return [call for call in calls if call in found]
 
     def decide_intent(self, call: CallID, *, happened: bool) -> None:
         with self._db.transaction(alone=False):

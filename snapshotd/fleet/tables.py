@@ -47,6 +47,10 @@ CREATE TABLE {schema}.published (
     snapshot   TEXT PRIMARY KEY,
     trajectory TEXT NOT NULL
 );
+CREATE TABLE {schema}.segments (
+    node     TEXT PRIMARY KEY,
+    number   BIGINT NOT NULL               -- its last index segment in the bucket
+);
 CREATE TABLE {schema}.intents (
     call       TEXT PRIMARY KEY,
     trajectory TEXT NOT NULL,
@@ -74,6 +78,7 @@ INSERT INTO {schema}.collector VALUES (1, '', 0, 0, 0);
 CREATE TABLE {schema}.pins (
     snapshot TEXT NOT NULL,
     node     TEXT NOT NULL,
+    since_ns BIGINT NOT NULL,
     until_ns BIGINT NOT NULL,
     PRIMARY KEY (snapshot, node)
 );

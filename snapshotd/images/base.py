@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from snapshotd.types import Image, ImageID
@@ -78,6 +79,11 @@ class Images(ABC):
     @abstractmethod
     def empty(self, env: tuple[tuple[str, str], ...], workdir: str) -> Image:
         """An image with nothing in it, for whole trees from elsewhere; made once for each pair of defaults."""
+
+    @abstractmethod
+    def adopt(self, image: Image, write: Callable[[Path], None]) -> None:
+        """Have an image of another node of the fleet, with its id, unless it is here. `write` fills an empty root with its
+        files; it is not called where another image here has the same stored tree. Its name is left out when taken."""
 
     @abstractmethod
     def remove(self, ref: str) -> None:

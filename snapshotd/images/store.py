@@ -24,7 +24,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from snapshotd.errors import NO_ROOM, InternalError, NotFound, OutOfSpace, SandboxFailed, Unsupported, UsageError
@@ -233,10 +234,26 @@ class ImageStore(Images):
             facts = _Facts(f"empty-{source_id[6:18]}", "nothing, for what was imported", source_id, env, workdir)
             return self._make(facts, lambda _: None, prepare=False)
 
-    def _make(self, facts: _Facts, fill: Callable[[Path], None], *, prepare: bool = True) -> Image:
-        """Make an image: `fill` gets the empty root directory, `prepare` adds the files that every sandbox needs.
-        Nothing is left behind when it fails."""
-        image_id = ImageID(new_id())
+    def adopt(self, image: Image, write: Callable[[Path], None]) -> None:
+        with self._making:
+            here = self.list()
+            if any(one.id == image.id for one in here):
+                return
+            facts = _Facts(image.name, image.source, image.source_id, image.env, image.workdir)
+            same = next((one for one in here if one.tree is not None and one.tree == image.tree), None)
+            if same is not None:
+                source = self._dir / same.id / "root"
+                write = partial(_copy_root, source)
+            if any(one.name == image.name for one in here):
+                image = replace(image, name="")
+            self._make(facts, write, prepare=False, row=image)
+
+    def _make(
+        self, facts: _Facts, fill: Callable[[Path], None], *, prepare: bool = True, row: Image | None = None
+    ) -> Image:
+        """Make an image: `fill` gets the empty root directory, `prepare` adds the files that every sandbox needs. `row`: what is
+        recorded of one that is made already. Nothing is left behind when it fails."""
+        image_id = ImageID(new_id()) if row is None else row.id
         tmp = self._dir / f"{_TMP}{image_id}"
         try:
             (tmp / "root").mkdir(parents=True)
@@ -256,8 +273,10 @@ class ImageStore(Images):
             with _opened(self._dir) as fd:
                 os.fsync(fd)
             now = time.time_ns()
-            row = Image(image_id, facts.name, facts.source, facts.source_id, size, count, now, facts.env, facts.workdir)
-            self._catalog.images.add(row)
+            made = row or Image(
+                image_id, facts.name, facts.source, facts.source_id, size, count, now, facts.env, facts.workdir
+            )
+            self._catalog.images.add(made)
         except OSError as exc:
             self._discard(image_id)
             kind = OutOfSpace if exc.errno in NO_ROOM else InternalError
@@ -268,7 +287,7 @@ class ImageStore(Images):
             self._discard(image_id)
             raise
         self._catalog.flush()
-        return row
+        return made
 
     def _discard(self, image_id: ImageID) -> None:
         with _opened(self._dir) as fd:

@@ -326,6 +326,20 @@ class Maintenance(ABC):
         repository."""
 
 
+class SharedMaintenance(Maintenance):
+    """A node's part of a repository that several write (repo/fleet)."""
+
+    @abstractmethod
+    def publish(self, roots: Roots, *, now: float) -> int:
+        """Flush, and let the others know what this node has stored. Returns the number of the node's last index segment. The
+        caller tells the fleet's catalog afterwards that `roots` are needed. Conflict: some of what they need was collected
+        meanwhile, so all unpublished snapshots of this node must be archived again. OSError: try again."""
+
+    @abstractmethod
+    def merge(self) -> None:
+        """Take over what the others have published. DataLoss, OSError: what came before is merged."""
+
+
 class BlobWriter(ABC):
     """A blob being written. Use as a context manager: leaving it by an exception discards the blob."""
 

@@ -9,6 +9,9 @@ from dataclasses import replace
 from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.errors import Ambiguous, Conflict, NotFound
 from snapshotd.types import (
+    ApprovalStatus,
+    CallID,
+    Compensation,
     ImageID,
     Message,
     RecordID,
@@ -21,7 +24,7 @@ from snapshotd.types import (
     new_id,
 )
 from tests.contracts.refusal import refuses
-from tests.records import begin, committed, follow, fork, make_image, started
+from tests.records import begin, committed, follow, fork, make_approval, make_image, started
 
 TREES = [TreeID(f"{n:064x}") for n in range(3)]
 RECORDS = [RecordID(f"{n:064x}") for n in range(10, 13)]
@@ -209,6 +212,50 @@ def rows_are_restored_as_they_were(catalog: Catalog) -> None:
     assert catalog.get_trajectory(one.id) == one
 
 
+def missing_rows_are_added_and_the_rest_stays(catalog: Catalog) -> None:
+    """What another node tells, in parts, twice, and behind what is here; names that are taken here are left out."""
+    taken, there = started(catalog, "line")
+    catalog.tag(there.id, "a")
+    (here,) = catalog.images.list()
+    image = make_image(here.name, tree=TREES[2])
+    trajectory, first = begin(image, "line", status=TrajectoryStatus.RUNNING)
+    first = replace(first, state=SnapshotState.STORED, tree=TREES[0], tags=("a", "b"))
+    second = replace(follow(first, messages=2), state=SnapshotState.STORED, tree=TREES[1])
+    third = replace(follow(second), state=SnapshotState.STORED, tree=TREES[1])
+    said = tuple(Message("user", text) for text in "12")
+    waits = make_approval(second)
+    undone = Compensation(CallID(new_id()), trajectory.id, None, 5)
+    rows = [SnapshotRow(first, (), RECORDS[0]), SnapshotRow(second, said), SnapshotRow(third)]
+    for _ in range(2):
+        catalog.add_missing_rows([image], [replace(trajectory, head=first.id)], rows[:1], [waits])
+        assert catalog.get_trajectory(trajectory.id) == replace(trajectory, name=None, head=first.id)
+    assert catalog.approvals.list(None, trajectory.id) == [], "its snapshot is not here"
+    ended = replace(trajectory, head=third.id, status=TrajectoryStatus.FINISHED, exit_code=3, env=(("A", "b"),))
+    for _ in range(2):
+        catalog.add_missing_rows([image], [ended], rows, [waits], [undone])
+        assert catalog.get_trajectory(trajectory.id) == replace(ended, name=None)
+        assert catalog.snapshots(trajectory.id) == [replace(first, tags=("b",)), second, third]
+    assert tuple(catalog.conversation(third.id)) == said
+    assert catalog.approvals.list(None, trajectory.id) == [waits]
+    assert catalog.compensations.of_trajectory(trajectory.id) == [undone]
+    decided = replace(waits, status=ApprovalStatus.APPROVED, by="me", decided_at_ns=9)
+    catalog.add_missing_rows([], [replace(trajectory, head=second.id)], [], [decided], [replace(undone, ended_at_ns=6)])
+    assert catalog.get_trajectory(trajectory.id).head == third.id, "a head does not go back"
+    assert catalog.approvals.list(None, trajectory.id) == [decided]
+    assert catalog.compensations.get(undone.entry) == replace(undone, ended_at_ns=6)
+    assert catalog.images.find(image.id).name == ""
+    assert catalog.images.find(here.name) == here
+    assert catalog.resolve_snapshot("a") == replace(there, tags=("a",))
+    assert catalog.resolve_trajectory("line").id == taken.id
+    own = committed(catalog, third)
+    assert catalog.get_trajectory(trajectory.id).head == own.id
+    child = fork(third, ended, "child")
+    further = replace(follow(third, child.id), base=third.id)
+    catalog.add_missing_rows([], [replace(child, head=further.id)], [SnapshotRow(further)])
+    assert catalog.get_trajectory(child.id) == replace(child, head=further.id)
+    assert tuple(catalog.conversation(further.id)) == said
+
+
 CHECKS: tuple[Callable[[Catalog], None], ...] = (
     meta_is_kept_and_replaced,
     images_round_trip_newest_first,
@@ -222,4 +269,5 @@ CHECKS: tuple[Callable[[Catalog], None], ...] = (
     removal_waits_for_forks,
     a_base_elsewhere_holds_until_its_user_is_stored,
     rows_are_restored_as_they_were,
+    missing_rows_are_added_and_the_rest_stays,
 )

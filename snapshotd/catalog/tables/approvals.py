@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from snapshotd.catalog import rows
@@ -44,7 +45,7 @@ VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)
 """
 _COMPENSATION_SELECT = """
 SELECT c.entry, t.id, c.status, c.began_at_ns, c.ended_at_ns, c.exit_code, c.error
-FROM compensations c JOIN trajectories t ON t.pk = c.trajectory WHERE c.entry = ?
+FROM compensations c JOIN trajectories t ON t.pk = c.trajectory WHERE
 """
 
 
@@ -55,31 +56,10 @@ class SqlApprovals(ApprovalTable):
         self._db = db
 
     def add(self, approval: Approval) -> None:
-        db, one = self._db, approval
-        with db.transaction():
-            if db.read("SELECT 1 FROM approvals WHERE id = ?", (one.id,)):
-                raise Conflict(f"approval {one.id} is in the catalog already: every question has an id of its own")
-            db.write(
-                _APPROVAL_INSERT,
-                (
-                    one.id,
-                    trajectory_number(db, one.trajectory),
-                    snapshot_numbers(db, one.snapshot)[0],
-                    one.entry,
-                    rows.encode_text(one.tool),
-                    one.digest,
-                    one.side_effect.value,
-                    one.created_at_ns,
-                    rows.encode_text_or_none(one.question),
-                    one.status.value,
-                    one.expires_at_ns,
-                    one.decided_at_ns,
-                    rows.encode_text_or_none(one.by),
-                    rows.encode_text_or_none(one.reason),
-                    _encode_edited(one.edited),
-                    rows.encode_json(one.arguments),
-                ),
-            )
+        with self._db.transaction():
+            if self._db.read("SELECT 1 FROM approvals WHERE id = ?", (approval.id,)):
+                raise Conflict(f"approval {approval.id} is in the catalog already: every question has an id of its own")
+            _add_approval(self._db, approval)
 
     def list(
         self, status: ApprovalStatus | None = None, trajectory_id: TrajectoryID | None = None
@@ -164,18 +144,7 @@ class SqlCompensations(Compensations):
                 raise Conflict(
                     f"call {short(one.entry)} has been compensated already, or that was begun: look at it with `snapshotd show`"
                 )
-            db.write(
-                "INSERT INTO compensations VALUES (?,?,?,?,?,?,?)",
-                (
-                    one.entry,
-                    trajectory_number(db, one.trajectory),
-                    None if one.status is None else one.status.value,
-                    one.began_at_ns,
-                    one.ended_at_ns,
-                    one.exit_code,
-                    rows.encode_text_or_none(one.error),
-                ),
-            )
+            _add_compensation(db, one)
 
     def end(
         self, entry_id: CallID, status: CallStatus, *, at_ns: int, exit_code: int | None, error: str | None
@@ -195,20 +164,81 @@ class SqlCompensations(Compensations):
                 raise _none_open(entry_id)
 
     def get(self, entry_id: CallID) -> Compensation | None:
-        row = self._db.read_one(_COMPENSATION_SELECT, (rows.encode_text(entry_id),))
-        if row is None:
-            return None
-        with rows.intact("the compensation of call", row):
-            entry, trajectory, status, began, ended, exit_code, error = row
-            return Compensation(
-                CallID(entry),
-                TrajectoryID(trajectory),
-                None if status is None else CallStatus(status),
-                began,
-                ended,
-                exit_code,
-                rows.decode_text_or_none(error),
-            )
+        row = self._db.read_one(f"{_COMPENSATION_SELECT} c.entry = ?", (rows.encode_text(entry_id),))
+        return None if row is None else _decode_compensation(row)
+
+    def of_trajectory(self, trajectory_id: TrajectoryID) -> list[Compensation]:
+        found = self._db.read(f"{_COMPENSATION_SELECT} t.id = ? ORDER BY c.entry", (trajectory_id,))
+        return [_decode_compensation(row) for row in found]
+
+
+def _decode_compensation(row: Row) -> Compensation:
+    with rows.intact("the compensation of call", row):
+        entry, trajectory, status, began, ended, exit_code, error = row
+        return Compensation(
+            CallID(entry),
+            TrajectoryID(trajectory),
+            None if status is None else CallStatus(status),
+            began,
+            ended,
+            exit_code,
+            rows.decode_text_or_none(error),
+        )
+
+
+def replace_approvals(db: CatalogDatabase, approvals: Sequence[Approval]) -> None:
+    """Have approvals as they are given, inside a transaction of the caller. Those of snapshots that are not here are left
+    out."""
+    for one in approvals:
+        if db.read("SELECT 1 FROM snapshots WHERE id = ?", (one.snapshot,)):
+            db.write("DELETE FROM approvals WHERE id = ?", (one.id,))
+            _add_approval(db, one)
+
+
+def replace_compensations(db: CatalogDatabase, compensations: Sequence[Compensation]) -> None:
+    """Have compensations as they are given, inside a transaction of the caller."""
+    for one in compensations:
+        db.write("DELETE FROM compensations WHERE entry = ?", (one.entry,))
+        _add_compensation(db, one)
+
+
+def _add_approval(db: CatalogDatabase, one: Approval) -> None:
+    db.write(
+        _APPROVAL_INSERT,
+        (
+            one.id,
+            trajectory_number(db, one.trajectory),
+            snapshot_numbers(db, one.snapshot)[0],
+            one.entry,
+            rows.encode_text(one.tool),
+            one.digest,
+            one.side_effect.value,
+            one.created_at_ns,
+            rows.encode_text_or_none(one.question),
+            one.status.value,
+            one.expires_at_ns,
+            one.decided_at_ns,
+            rows.encode_text_or_none(one.by),
+            rows.encode_text_or_none(one.reason),
+            _encode_edited(one.edited),
+            rows.encode_json(one.arguments),
+        ),
+    )
+
+
+def _add_compensation(db: CatalogDatabase, one: Compensation) -> None:
+    db.write(
+        "INSERT INTO compensations VALUES (?,?,?,?,?,?,?)",
+        (
+            one.entry,
+            trajectory_number(db, one.trajectory),
+            None if one.status is None else one.status.value,
+            one.began_at_ns,
+            one.ended_at_ns,
+            one.exit_code,
+            rows.encode_text_or_none(one.error),
+        ),
+    )
 
 
 def _none_open(entry_id: CallID) -> NotFound:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import os
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from snapshotd.repo.base import (
     Repository,
     RepositoryWriter,
     Roots,
+    SharedMaintenance,
     Spool,
 )
 from snapshotd.trees import archive, diff
@@ -41,6 +42,15 @@ class ArchivedTree:
     tree: TreeID
     layer_bytes: tuple[int, ...]
     warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToldOfPeers:
+    """What the archive process is told of the nodes of a fleet: the number of each one's last index segment, and the time at
+    which the oldest reader began (None: there is none)."""
+
+    segments: Mapping[str, int]
+    oldest_pin_s: float | None = None
 
 
 class Archiver:
@@ -117,6 +127,15 @@ class Archiver:
     def repair(self, progress: Progress) -> RepairResult:
         """Rebuild the damaged parts of the repository itself."""
         return RepairResult.from_json(self._child.ask({"op": "repair"}, progress))
+
+    def publish(self, roots: Roots, peers: ToldOfPeers) -> int:
+        """In a fleet: let the other nodes know what is stored. `roots`: what is to be readable there. See
+        `SharedMaintenance.publish`."""
+        return int(self._child.ask({"op": "publish", "roots": _roots_json(roots), "peers": asdict(peers)})["segment"])
+
+    def merge(self, peers: ToldOfPeers) -> None:
+        """In a fleet: take over what the other nodes have stored."""
+        self._child.ask({"op": "merge", "peers": asdict(peers)})
 
     def hurry(self, *, waited_for: bool) -> None:
         """Work at the daemon's own priority while a caller waits, else at low priority."""
@@ -259,3 +278,35 @@ class ArchiverService:
 
     def _do_repair(self, _: dict[str, Any], progress: Progress) -> dict[str, Any]:
         return self._maintenance.repair(progress).to_json()
+
+
+class SharedArchiverService(ArchiverService):
+    """The child's end in a daemon that is a node of a fleet."""
+
+    def __init__(
+        self,
+        maintenance: SharedMaintenance,
+        store: LayerStore,
+        spool: Spool,
+        tell: Callable[[Mapping[str, int], float | None], object],
+    ) -> None:
+        """`tell`: what is known of the nodes from now on."""
+        super().__init__(maintenance, store, spool)
+        self._shared, self._tell = maintenance, tell
+
+    def __call__(self, request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+        if "peers" in request:
+            self._tell(request["peers"]["segments"], request["peers"]["oldest_pin_s"])
+        return super().__call__(request, progress)
+
+    def _do_publish(self, request: dict[str, Any], _: Progress) -> dict[str, Any]:
+        return {"segment": self._shared.publish(_roots(request["roots"]), now=time.time())}
+
+    def _do_merge(self, _request: dict[str, Any], _: Progress) -> dict[str, Any]:
+        self._shared.merge()
+        return {}
+
+    def _do_prune(self, _request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+        """A node knows what it needs itself, and not what the others do, so it collects nothing."""
+        progress("a node of a fleet collects nothing: what is given up stays in the bucket")
+        return asdict(Reclaimed(0, self._writer.stored_bytes(), 0, 0, 0))

@@ -138,6 +138,11 @@ class Cold:
         answer = self._rebuilder.ask({"op": "restore", "tree": tree, "path": path.hex(), "target": str(target)})
         return RestoreReport(answer["files"], answer["directories"], answer["bytes"], tuple(answer["warnings"]))
 
+    def write_image(self, tree: TreeID, target: Path) -> None:
+        """Write an image's root from its stored tree into an empty directory of the layer store."""
+        for warning in self._rebuilder.ask({"op": "image", "tree": tree, "target": str(target)})["warnings"]:
+            _log.warning("image of tree %s: %s", tree, warning)
+
     def server(self) -> object | None:
         """Names the server of layers that are not written yet; None if there is none."""
         return self._lazy.server()

@@ -33,6 +33,13 @@ class ColdService:
                     return _answer(materialise.materialise(layer, b"", fd, whiteouts=True, marks=self._store.marks))
                 finally:
                     os.close(fd)
+        if request["op"] == "image":
+            with StoredView(self._repository, tree) as view:
+                fd = os.open(request["target"], files.DIR_FLAGS)
+                try:
+                    return _answer(materialise.materialise(view, b"", fd, marks=self._store.marks))
+                finally:
+                    os.close(fd)
         with StoredView(self._repository, tree) as view:
             fd = os.open(request["target"], files.DIR_FLAGS & ~os.O_NOFOLLOW)  # a descriptor of the daemon's
             try:

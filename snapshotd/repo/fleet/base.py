@@ -76,6 +76,24 @@ class BucketPeers:
         return None
 
 
+class ToldPeers:
+    """The nodes as this process was last told of them; at first it knows none. For one thread."""
+
+    def __init__(self) -> None:
+        self._segments: Mapping[str, int] = {}
+        self._oldest_pin_s: float | None = None
+
+    def tell(self, segments: Mapping[str, int], oldest_pin_s: float | None) -> None:
+        """This holds from now on."""
+        self._segments, self._oldest_pin_s = segments, oldest_pin_s
+
+    def segments(self) -> Mapping[str, int]:
+        return self._segments
+
+    def oldest_pin_s(self) -> float | None:
+        return self._oldest_pin_s
+
+
 def checked_node(node: str) -> str:
     """`node` itself. UsageError when it cannot be a part of a key."""
     if not _NODE.fullmatch(node):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from snapshotd.errors import Conflict, DataLoss, Unsupported
-from snapshotd.repo.base import Reclaimed, RepairResult, Roots
+from snapshotd.repo.base import Reclaimed, RepairResult, Roots, SharedMaintenance
 from snapshotd.repo.fleet.base import GRACE_S, Peers, check_key, checked_node
 from snapshotd.repo.fleet.garbage import Garbage
 from snapshotd.repo.fleet.index import FleetIndex
@@ -20,7 +20,7 @@ from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.base import Store
 
 
-class FleetMaintenance(PackMaintenance):
+class FleetMaintenance(PackMaintenance, SharedMaintenance):
     """See `fleet/base.py`. Not thread-safe. Owns the writer; the bucket's store is the caller's."""
 
     _index_kind = FleetIndex

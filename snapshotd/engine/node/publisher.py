@@ -1,0 +1,442 @@
+"""From stored to published: a thread lets the fleet know what this node has stored, many snapshots at a time.
+
+    1 the bucket has the packs (since the snapshots are stored), then the index segment that tells the others of them
+    2 one PostgreSQL transaction has the rows of all these snapshots, moves each trajectory's head under its fence, and notes
+      the segment                                                                                          <- the commit point
+    3 this node notes up to where each trajectory is published; the others find them
+
+The work list is the difference between the head of a trajectory and what is published of it, so a crash anywhere costs time and
+no data: the segment is the same again, and the transaction finds what is there. Snapshots are published in the order of their
+line, each after those that it names. Steps never wait for any of it. While PostgreSQL or the bucket is away, everything is
+kept and tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from snapshotd.catalog.copying import cut_off, named_by, rows_of
+from snapshotd.engine.context import Context
+from snapshotd.engine.node.base import Publisher
+from snapshotd.engine.node.marks import Marks
+from snapshotd.engine.node.shared import Claims, SharedHistory
+from snapshotd.engine.storing.archiver import Archiver, ToldOfPeers
+from snapshotd.errors import Conflict, InternalError, NotFound, SnapshotdError, Unavailable
+from snapshotd.failpoints import hit
+from snapshotd.fleet.base import Claim
+from snapshotd.repo.base import Roots
+from snapshotd.types import (
+    BlobID,
+    CallID,
+    Image,
+    ImageID,
+    RecordID,
+    SideEffect,
+    Snapshot,
+    SnapshotID,
+    SnapshotState,
+    Trajectory,
+    TrajectoryID,
+    TrajectoryStatus,
+    TreeID,
+    short,
+)
+
+BATCH = 256
+"""Most snapshots in one transaction, so that the others wait for it a second at most (benchmarks: 117 commits a second)."""
+MERGE_S = 10.0
+"""Time for which what other nodes have stored may go unnoticed, if nothing asks for it."""
+_RETRY_S = (1.0, 5.0, 15.0)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Consecutive snapshots of a trajectory, and the head that they follow in the fleet's catalog."""
+
+    trajectory: Trajectory
+    claim: Claim
+    head: SnapshotID | None
+    snapshots: list[Snapshot]
+
+
+@dataclass(frozen=True, slots=True)
+class _TagChanges:
+    """`now`: all that the fleet is to know of afterwards."""
+
+    now: dict[str, SnapshotID]
+    given: dict[str, SnapshotID]
+    taken: tuple[str, ...]
+
+    @property
+    def any(self) -> bool:
+        return bool(self.given or self.taken)
+
+
+class NodePublisher(Publisher):
+    """See the module's text, and `node/base.py`."""
+
+    def __init__(
+        self,
+        context: Context,
+        archiver: Archiver,
+        store_all: Callable[[], None],
+        archive_again: Callable[[], None],
+        shared: SharedHistory,
+        claims: Claims,
+        marks: Marks,
+    ) -> None:
+        """`store_all`: return when everything captured is stored. `archive_again`: snapshots are captured again."""
+        self._context, self._catalog, self._archiver = context, context.catalog, archiver
+        self._store_all, self._archive_again = store_all, archive_again
+        self._shared, self._claims, self._marks = shared, claims, marks
+        self._changed = threading.Condition()
+        self._dirty: set[TrajectoryID] = set()
+        """Trajectories of which not all is published, or may not be."""
+        self._heard: set[TrajectoryID] = set()
+        """Trajectories of which the fleet may not know all facts."""
+        self._peers: ToldOfPeers | None = None
+        self._due = True
+        self._rounds = 0
+        self._failures = 0
+        self.failure: SnapshotdError | None = None
+        """Reason why the last round ended early; None when it did not."""
+        self._closed = False
+        self._unlisten: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(target=self._work, name="fleet-publish")
+
+    def start(self) -> None:
+        for trajectory in self._catalog.trajectories():
+            self._dirty.add(trajectory.id)
+            if trajectory.status is TrajectoryStatus.INTERRUPTED:
+                self._heard.add(trajectory.id)  # by the recovery of this daemon
+        self._unlisten = self._context.events.watch.listen(self._hear)
+        self._thread.start()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._unlisten()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def stored(self) -> None:
+        """Snapshots were stored: publish them soon."""
+        with self._changed:
+            self._due = True
+            self._changed.notify_all()
+
+    def lag(self) -> int:
+        with self._changed:
+            dirty = list(self._dirty)
+        owned = self._claims.claims()
+        return sum(self._marks.count_unpublished(one) for one in dirty if one in owned)
+
+    def publish(self, trajectory: TrajectoryID, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        self._store_all()
+        with self._changed:
+            self._dirty.add(trajectory)
+            self._due = True
+            self._changed.notify_all()
+        while self._marks.count_unpublished(trajectory):
+            self._claims.claim(trajectory)
+            with self._changed:
+                seen = self._rounds
+                while self._rounds == seen and not self._closed and time.monotonic() < deadline:
+                    self._changed.wait(deadline - time.monotonic())
+                if self._closed or time.monotonic() >= deadline:
+                    why = f" ({self.failure.message})" if self.failure is not None else ""
+                    raise Unavailable(f"trajectory {short(trajectory)} is stored and not published yet{why}: try again")
+                self._due = True
+
+    def merge(self) -> None:
+        """Have this node's index know everything that is published by now. Unavailable, DataLoss, OSError."""
+        peers = self._shared.peers()
+        if peers != self._peers:
+            self._archiver.merge(peers)
+            self._peers = peers
+
+    # -- the thread ----------------------------------------------------------------------------------------------------
+
+    def _hear(self, event: dict[str, object]) -> None:
+        trajectory = event.get("trajectory")
+        if isinstance(trajectory, str) and event["event"] != "output":
+            with self._changed:
+                self._dirty.add(TrajectoryID(trajectory))
+                self._heard.add(TrajectoryID(trajectory))
+
+    def _work(self) -> None:
+        merged_at, due_at = 0.0, 0.0
+        while True:
+            with self._changed:
+                while not self._closed:
+                    left_s = max(due_at, 0.0 if self._due else merged_at + MERGE_S) - time.monotonic()
+                    if left_s <= 0:
+                        break
+                    self._changed.wait(left_s)
+                if self._closed:
+                    return
+                self._due = False
+            due_at = time.monotonic() + self._round()
+            merged_at = time.monotonic()
+
+    def _round(self) -> float:
+        """Publish what there is, and merge. Returns the time to wait before the next try."""
+        failure: SnapshotdError | None = None
+        try:
+            self._claims.check_lease()
+            while not self._closed and self._publish_some():
+                pass
+            self.merge()
+        except SnapshotdError as exc:
+            failure = exc
+        except OSError as exc:
+            failure = InternalError(f"snapshots cannot be published: {exc}")
+        with self._changed:
+            self.failure, self._rounds = failure, self._rounds + 1
+            self._changed.notify_all()
+            if failure is None:
+                self._failures = 0
+                return 0.0
+            delay_s = _RETRY_S[min(self._failures, len(_RETRY_S) - 1)]
+            self._failures += 1
+            self._due = True
+        _log.warning("snapshots stay on this node, the next try is in %.0f s: %s", delay_s, failure.message)
+        return delay_s
+
+    def _publish_some(self) -> bool:
+        """One transaction. False when nothing is left."""
+        parts, changed = self._choose()
+        try:
+            tags = self._tag_changes(parts)
+            if not parts and not changed and not tags.any:
+                return False
+            images = self._images(parts)
+            stored_ns = self._shared.coordination.clock_ns() if parts else 0
+            lost = self._commit(parts, changed, tags, images, self._put_segment(parts, images), stored_ns)
+        except BaseException:
+            with self._changed:
+                self._heard |= {part.trajectory.id for part in parts} | {line.id for line, _ in changed}
+            raise
+        hit("engine.publish.committed")
+        for part in parts:
+            if part.trajectory.id not in lost:
+                self._marks.set_published(part.trajectory.id, part.snapshots[-1].seq)
+        self._marks.set_told_tags(tags.now)
+        return bool(parts) and not lost
+
+    def _put_segment(self, parts: Sequence[_Part], images: dict[ImageID, Image]) -> int | None:
+        """Have the other nodes' indexes find what these snapshots need. Returns the number of this node's last segment."""
+        if not parts:
+            return None
+        chosen = [snapshot for part in parts for snapshot in part.snapshots]
+        try:
+            segment = self._archiver.publish(_roots(self._catalog.record, chosen, images), self._shared.peers())
+        except Conflict as exc:
+            self._give_back(exc)
+            raise
+        hit("engine.publish.segment")
+        return segment
+
+    def _commit(
+        self,
+        parts: Sequence[_Part],
+        changed: Sequence[tuple[Trajectory, Claim]],
+        tags: _TagChanges,
+        images: dict[ImageID, Image],
+        segment: int | None,
+        stored_ns: int,
+    ) -> set[TrajectoryID]:
+        """The transaction. Returns the trajectories that cannot be published now."""
+        lost: set[TrajectoryID] = set()
+        with self._shared.together():
+            for part in parts:
+                if part.trajectory.id not in lost and not self._write(part, images, stored_ns):
+                    lost.add(part.trajectory.id)
+            for trajectory, claim in changed:
+                self._write(_Part(trajectory, claim, None, []), images, stored_ns)
+            self._write_tags(tags)
+            if segment is not None:
+                self._shared.segments.note(self._shared.node, segment)
+            hit("engine.publish.written")
+        return lost
+
+    def _write(self, part: _Part, images: dict[ImageID, Image], stored_ns: int) -> bool:
+        """The rows of a part, within the transaction. False: the trajectory is not this node's any more, or waits for one
+        that is not."""
+        shared, trajectory, head = self._shared, part.trajectory, part.head
+        try:
+            with shared.coordination.holding(part.claim):
+                for row in rows_of(self._catalog, part.snapshots):
+                    snapshot = row.snapshot
+                    calls = [entry.id for entry in row.entries if entry.side_effect is SideEffect.IRREVERSIBLE]
+                    intended = self._intended(calls)
+                    with shared.coordination.publishing(
+                        part.claim, head, snapshot.id, intended, stored_ns=stored_ns
+                    ) as new:
+                        if new:
+                            needed = [images[snapshot.stack.image]] if snapshot.stack.image in images else []
+                            line = cut_off(trajectory, snapshot.id, self._known_beginning(trajectory, snapshot))
+                            shared.catalog.add_missing_rows(needed, [line], [row])
+                    head = snapshot.id
+                self._write_facts(trajectory)
+        except (Conflict, NotFound) as exc:
+            _log.warning("trajectory %s is not published: %s", short(trajectory.id), exc.message)
+            return False
+        return True
+
+    def _write_facts(self, trajectory: Trajectory) -> None:
+        """What changes without a snapshot: status, environment, approvals, compensations."""
+        published = self._shared.catalog.get_trajectory(trajectory.id)
+        self._shared.catalog.add_missing_rows(
+            [],
+            [replace(trajectory, head=published.head, began=published.began)],
+            [],
+            self._catalog.approvals.list(None, trajectory.id),
+            self._catalog.compensations.of_trajectory(trajectory.id),
+        )
+
+    def _tag_changes(self, parts: Sequence[_Part]) -> _TagChanges:
+        """What has become of the tags since the fleet was told of them, as far as their snapshots are published."""
+        told, here = self._marks.told_tags(), self._catalog.tags()
+        if here == told:
+            return _TagChanges(told, {}, ())
+        going = {snapshot.id for part in parts for snapshot in part.snapshots}
+        there = {
+            one.id
+            for one in self._catalog.get_snapshots(here.values()).values()
+            if one.id in going or self._marks.is_published(one)
+        }
+        now = {name: snapshot for name, snapshot in here.items() if snapshot in there}
+        given = {name: snapshot for name, snapshot in now.items() if told.get(name) != snapshot}
+        return _TagChanges(now, given, tuple(name for name in told if name not in here))
+
+    def _write_tags(self, tags: _TagChanges) -> None:
+        """A tag that another node's thing has stays as it is there."""
+        catalog = self._shared.catalog
+        for name in tags.taken:
+            with suppress(NotFound):
+                catalog.untag(name)
+        for name, snapshot in tags.given.items():
+            try:
+                catalog.tag(snapshot, name, move=True)
+            except (Conflict, NotFound) as exc:
+                _log.warning("the tag %s stays on this node: %s", name, exc.message)
+
+    def _intended(self, calls: Sequence[CallID]) -> Collection[CallID]:
+        """Those of a snapshot's irreversible calls that the fleet knows of."""
+        return self._shared.coordination.known_intents(calls) if calls else ()
+
+    def _known_beginning(self, trajectory: Trajectory, snapshot: Snapshot) -> dict[SnapshotID, object]:
+        """The snapshot where a trajectory's program began, if it is published with or before this one."""
+        if trajectory.began is None:
+            return {}
+        began = self._catalog.get_snapshot(trajectory.began)
+        known = began.seq <= snapshot.seq if began.trajectory == trajectory.id else self._marks.is_published(began)
+        return {began.id: None} if known else {}
+
+    # -- what is to be published ---------------------------------------------------------------------------------------
+
+    def _choose(self) -> tuple[list[_Part], list[tuple[Trajectory, Claim]]]:
+        """The next snapshots, each after those that it names; and trajectories of which only facts have changed."""
+        with self._changed:
+            dirty, self._dirty = self._dirty, set()
+            heard, self._heard = self._heard, set()
+        try:
+            owned = self._claims.claims()
+            lines = {one: line for one in sorted(dirty) if (line := self._line(one, owned)) is not None}
+            waiting = {one: self._marks.unpublished(one) for one in lines}
+            parts = self._ready(lines, {one: left for one, left in waiting.items() if left})
+        except BaseException:
+            with self._changed:
+                self._dirty |= dirty
+                self._heard |= heard
+            raise
+        going = {part.trajectory.id for part in parts}
+        changed = [lines[one] for one in sorted(heard & lines.keys() - going) if self._marks.published(one) >= 0]
+        with self._changed:
+            self._dirty |= {one for one in dirty if waiting.get(one, one not in owned)}
+            self._heard |= heard - lines.keys() - going
+        return parts, changed
+
+    def _ready(
+        self, lines: dict[TrajectoryID, tuple[Trajectory, Claim]], waiting: dict[TrajectoryID, list[Snapshot]]
+    ) -> list[_Part]:
+        """The parts that can be published now. `waiting` loses what they have."""
+        parts: list[_Part] = []
+        upto: dict[TrajectoryID, int] = {}
+        heads: dict[TrajectoryID, SnapshotID | None] = {}
+        room, went_on = BATCH, True
+        while went_on:
+            went_on = False
+            for one, left in waiting.items():
+                ready = self._count_ready(left[:room], upto)
+                if not ready:
+                    continue
+                if one not in heads:  # what a crash has left published and not noted is published again, without effect
+                    heads[one] = self._shared.coordination.owner(one).head
+                parts.append(_Part(*lines[one], heads[one], left[:ready]))
+                heads[one] = left[ready - 1].id
+                waiting[one], room, went_on = left[ready:], room - ready, True
+        return parts
+
+    def _count_ready(self, left: list[Snapshot], upto: dict[TrajectoryID, int]) -> int:
+        """The number of the first snapshots that are stored and name only what is published or goes before them."""
+        for number, one in enumerate(left):
+            named = (self._catalog.get_snapshot(name) for name in named_by(one))
+            if one.state is SnapshotState.CAPTURED or not all(
+                each.seq <= max(upto.get(each.trajectory, -1), self._marks.published(each.trajectory)) for each in named
+            ):
+                return number
+            upto[one.trajectory] = one.seq
+        return len(left)
+
+    def _line(self, one: TrajectoryID, owned: Mapping[TrajectoryID, Claim]) -> tuple[Trajectory, Claim] | None:
+        claim = owned.get(one)
+        if claim is None:
+            return None
+        try:
+            return self._catalog.get_trajectory(one), claim
+        except NotFound:
+            return None
+
+    def _images(self, parts: Sequence[_Part]) -> dict[ImageID, Image]:
+        needed = {part.trajectory.spec.image for part in parts}
+        needed |= {snapshot.stack.image for part in parts for snapshot in part.snapshots}
+        return {image.id: image for image in self._context.images.list() if image.id in needed}
+
+    def _give_back(self, why: Conflict) -> None:
+        """The fleet has collected what unpublished snapshots build upon: they are stored again from their layers."""
+        again = [
+            snapshot.id
+            for one in sorted(self._dirty)
+            for snapshot in self._marks.unpublished(one)
+            if snapshot.state is SnapshotState.STORED
+        ]
+        _log.error("%s", why.message)
+        self._catalog.set_state(again, SnapshotState.CAPTURED)
+        self._archive_again()
+
+
+def _roots(
+    record: Callable[[SnapshotID], RecordID | None], snapshots: Sequence[Snapshot], images: dict[ImageID, Image]
+) -> Roots:
+    """Everything that these snapshots need in the repository."""
+    trees: dict[TreeID, str] = {image.tree: image.id for image in images.values() if image.tree is not None}
+    contents: dict[BlobID, str] = {}
+    records: dict[RecordID, str] = {}
+    for snapshot in snapshots:
+        if snapshot.tree is not None:
+            trees.setdefault(snapshot.tree, snapshot.id)
+        contents.update(dict.fromkeys(snapshot.call.outputs, snapshot.id))
+        known = record(snapshot.id)
+        if known is not None:
+            records[known] = snapshot.id
+    return Roots(trees, contents, records)

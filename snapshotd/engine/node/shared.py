@@ -1,0 +1,50 @@
+"""What all nodes of a fleet share, in its PostgreSQL database: the catalog, the right to write, the repository's segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from snapshotd.catalog.base import Catalog
+from snapshotd.engine.storing.archiver import ToldOfPeers
+from snapshotd.fleet.base import Claim, NodeID, OwnedTrajectory
+from snapshotd.fleet.coordination import PostgresCoordination
+from snapshotd.fleet.repository import PublishedSegments
+from snapshotd.types import TrajectoryID
+
+
+class Claims(Protocol):
+    """The node's right to write (`rights.NodeRights`)."""
+
+    def check_lease(self) -> None:
+        """Unavailable: the node may not act now."""
+
+    def claim(self, trajectory: TrajectoryID) -> Claim:
+        """Conflict: another node owns it; Unavailable."""
+        ...
+
+    def claims(self) -> Mapping[TrajectoryID, Claim]:
+        """All that the node owns, as far as it knows."""
+        ...
+
+    def branch_off(self, row: OwnedTrajectory, lost: Claim, side: TrajectoryID) -> Claim:
+        """Own a side branch of a trajectory that was taken over. Conflict, Unavailable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SharedHistory:
+    """`node`: this one. The others are of one database; `together` is a transaction that those of the others within are parts
+    of."""
+
+    node: NodeID
+    catalog: Catalog
+    coordination: PostgresCoordination
+    segments: PublishedSegments
+    together: Callable[[], AbstractContextManager[None]]
+
+    def peers(self) -> ToldOfPeers:
+        """The nodes and their last segments now. Unavailable."""
+        return ToldOfPeers(self.segments.numbers(), self.segments.oldest_pin_s())

@@ -1,0 +1,232 @@
+"""Histories of other nodes: brought here from the fleet's catalog, and this node's own that another one took over.
+
+    1 this node's index knows of all packs that are published (merge)
+    2 the images that are not here are written from the repository
+    3 one transaction in this node's catalog adds the rows that are missing, with their ids                  <- the commit point
+    4 the marks say that they are published, and that another node may go on with them
+
+The rows of a snapshot bring those before it, and what they stand on in other trajectories: a fork's origin, and what a rewind
+went back to. Files stay in the bucket until they are read, and then only the parts that are. A crash leaves images that are
+kept, and rows that the next attempt finds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from snapshotd.catalog.base import Elsewhere
+from snapshotd.catalog.copying import needed_by, rows_of
+from snapshotd.engine.context import Context
+from snapshotd.engine.node.base import Takeover
+from snapshotd.engine.node.marks import Marks
+from snapshotd.engine.node.shared import Claims, SharedHistory
+from snapshotd.engine.storing.archiver import Archiver
+from snapshotd.errors import Conflict, DataLoss, NotFound, Unavailable
+from snapshotd.failpoints import hit
+from snapshotd.fleet.base import Claim, IntentState, OwnedTrajectory, RecordedIntent, Taken
+from snapshotd.types import (
+    EntryKind,
+    JournalEntry,
+    SideEffect,
+    Snapshot,
+    SnapshotID,
+    Trajectory,
+    TrajectoryID,
+    TreeID,
+    short,
+)
+
+REFRESH_S = 1.0
+"""Time for which a history of another node may be behind the fleet's catalog where somebody looks at it."""
+_log = logging.getLogger(__name__)
+
+
+class NodeTakeover(Takeover, Elsewhere):
+    """See the module's text, and `node/base.py`."""
+
+    def __init__(
+        self,
+        context: Context,
+        archiver: Archiver,
+        merge: Callable[[], None],
+        write_image: Callable[[TreeID, Path], None],
+        shared: SharedHistory,
+        claims: Claims,
+        marks: Marks,
+    ) -> None:
+        """`merge`: have this node's index know everything that is published. `write_image`: write the root of an image from
+        its stored tree."""
+        self._context, self._catalog, self._archiver = context, context.catalog, archiver
+        self._merge, self._write_image = merge, write_image
+        self._shared, self._claims, self._marks = shared, claims, marks
+        self._bringing = threading.Lock()
+        """One at a time: two could add the same rows."""
+        self._looked: dict[TrajectoryID, float] = {}
+
+    # -- names ---------------------------------------------------------------------------------------------------------
+
+    def find(self, wanted: Literal["snapshot", "trajectory"], ref: str) -> bool:
+        """See `catalog.base.Elsewhere`."""
+        catalog = self._shared.catalog
+        try:
+            is_line = wanted == "trajectory"
+            found = catalog.resolve_snapshot(catalog.resolve_trajectory(ref).head if is_line else ref)
+        except NotFound:
+            return False
+        except Unavailable as exc:
+            raise Unavailable(
+                f"{ref[:80]!r} is not on this node, and other nodes cannot be asked: {exc.message}"
+            ) from exc
+        if found.trajectory in self._catalog.removed_trajectories():
+            return False
+        self._bring(found)
+        return True
+
+    def refresh(self, trajectory: TrajectoryID) -> bool:
+        """See `catalog.base.Elsewhere`. While the database is away, what is here has to do."""
+        now = time.monotonic()
+        if not self._marks.is_foreign(trajectory) or now - self._looked.get(trajectory, -REFRESH_S) < REFRESH_S:
+            return False
+        self._looked[trajectory] = now
+        before = self._marks.published(trajectory)
+        try:
+            head = self._shared.catalog.get_trajectory(trajectory).head
+            self._bring(self._shared.catalog.get_snapshot(head))
+        except (NotFound, Unavailable) as exc:
+            _log.info("trajectory %s is shown as it is known here: %s", short(trajectory), exc.message)
+        return self._marks.published(trajectory) != before
+
+    # -- bringing ------------------------------------------------------------------------------------------------------
+
+    def bring(self, trajectory: TrajectoryID) -> None:
+        catalog = self._shared.catalog
+        try:
+            head = catalog.get_snapshot(catalog.get_trajectory(trajectory).head)
+        except NotFound:
+            if self._marks.published(trajectory) < 0:
+                raise NotFound(
+                    f"nothing of trajectory {short(trajectory)} was published before its node ended, so it cannot go on here: "
+                    "start it again from what it was forked from"
+                ) from None
+            raise
+        self._bring(head)
+        self._marks.set_foreign(trajectory, foreign=False)
+
+    def _bring(self, snapshot: Snapshot) -> None:
+        shared = self._shared
+        with self._bringing:
+            trajectories, snapshots = needed_by(shared.catalog, snapshot)
+            here = self._catalog.get_snapshots(one.id for one in snapshots)
+            missing = [one for one in snapshots if one.id not in here]
+            others = [one for one in trajectories if not self._is_own(one.id)]
+            if missing:
+                self._merge()
+                hit("engine.takeover.merged")
+                self._adopt_images(trajectories, missing)
+                self._check(missing)
+            self._catalog.add_missing_rows(
+                [],
+                [one for one in others if missing or one.id == snapshot.trajectory],
+                rows_of(shared.catalog, missing),
+                shared.catalog.approvals.list(None, snapshot.trajectory),
+                shared.catalog.compensations.of_trajectory(snapshot.trajectory),
+            )
+            hit("engine.takeover.added")
+            seqs: dict[TrajectoryID, int] = {}
+            for one in snapshots:
+                seqs[one.trajectory] = max(one.seq, seqs.get(one.trajectory, -1))
+            for line in others:
+                self._marks.set_published(line.id, max(seqs[line.id], self._marks.published(line.id)))
+                self._marks.set_foreign(line.id, foreign=True)
+
+    def _is_own(self, trajectory: TrajectoryID) -> bool:
+        """True for a trajectory that this node goes on with: here is more of it than in the fleet's catalog."""
+        return (
+            trajectory in self._claims.claims() and not self._marks.is_foreign(trajectory) and self._knows(trajectory)
+        )
+
+    def _knows(self, trajectory: TrajectoryID) -> bool:
+        try:
+            self._catalog.get_trajectory(trajectory)
+        except NotFound:
+            return False
+        return True
+
+    def _adopt_images(self, trajectories: Sequence[Trajectory], snapshots: Sequence[Snapshot]) -> None:
+        needed = {one.spec.image for one in trajectories} | {one.stack.image for one in snapshots}
+        for image in needed - {image.id for image in self._context.images.list()}:
+            row = self._shared.catalog.images.find(image)
+            if row.tree is None:
+                raise DataLoss(f"image {short(image)} is in the fleet's catalog without its files: look at its node")
+            tree = row.tree
+            self._context.images.adopt(row, lambda root, tree=tree: self._write_image(tree, root))  # type: ignore[misc]
+
+    def _check(self, snapshots: Sequence[Snapshot]) -> None:
+        """DataLoss: the index does not know a tree of a published snapshot."""
+        for one in snapshots:
+            if one.tree is not None and not self._context.repo.contains(one.tree):
+                raise DataLoss(
+                    f"snapshot {short(one.id)} is published, and the bucket has no tree {one.tree} of it: "
+                    "run `snapshotd check` on the node that made it"
+                )
+
+    # -- what another node took over -----------------------------------------------------------------------------------
+
+    def is_incomplete(self, trajectory: TrajectoryID) -> bool:
+        return self._marks.is_foreign(trajectory)
+
+    def unpublished(self, trajectory: TrajectoryID) -> int:
+        return self._marks.count_unpublished(trajectory)
+
+    def branch_off(self, row: OwnedTrajectory) -> Claim | None:
+        trajectory = row.trajectory
+        self._catch_up(row)
+        left = self._marks.unpublished(trajectory)
+        if not left:
+            return None
+        side = TrajectoryID(hashlib.blake2s(f"side branch {trajectory} {left[0].id}".encode()).hexdigest()[:32])
+        lost = Claim(trajectory, self._shared.node, 0, 0)  # an owner's fence begins with 1
+        claim = self._claims.branch_off(row, lost, side)
+        self._catalog.split_trajectory(trajectory, left[0].id, side)
+        self._marks.set_foreign(trajectory, foreign=True)
+        return claim
+
+    def _catch_up(self, row: OwnedTrajectory) -> None:
+        """A crash may have left what is published not noted."""
+        for one in reversed(self._marks.unpublished(row.trajectory)):
+            if self._shared.coordination.published([one.id]):
+                self._marks.set_published(row.trajectory, one.seq)
+                return
+
+    def intend(self, taken: Taken) -> None:
+        intents = self._shared.coordination.intents(taken.claim.trajectory)
+        trajectory = self._catalog.get_trajectory(taken.claim.trajectory)
+        here = {entry.id for entry in self._catalog.unbound(trajectory.id)}
+        for one in intents:
+            if one.state is IntentState.UNDECIDED and one.call not in here:
+                try:
+                    self._catalog.begin_entry(trajectory.id, _entry_of(one, trajectory.head))
+                except Conflict as exc:
+                    _log.info("%s", exc.message)
+
+
+def _entry_of(intent: RecordedIntent, after: SnapshotID) -> JournalEntry:
+    """The journal entry of an irreversible call that began on another node, as far as the fleet knows it."""
+    said = json.loads(intent.said or "{}")
+    return JournalEntry(
+        intent.call,
+        EntryKind.TOOL,
+        said.get("name", "unknown"),
+        said.get("arguments"),
+        after,
+        time.time_ns(),
+        SideEffect.IRREVERSIBLE,
+        said.get("key"),
+    )

@@ -1,0 +1,45 @@
+"""The repository of a fleet for reading, by any process of a node: the index is the one that the node's archive process
+merges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from snapshotd.repo.fleet.base import ToldPeers, check_key, checked_node
+from snapshotd.repo.fleet.index import FleetIndex
+from snapshotd.repo.fleet.store import BlockSource, FleetStore
+from snapshotd.repo.format.index import create_index
+from snapshotd.repo.reading.reader import PackReader
+from snapshotd.store.base import Store
+
+
+def prepare(bucket: Store, node: str, index_path: Path, key: bytes) -> None:
+    """Before anything else opens the repository of a node: compare its key with the fleet's, and make its index if there is
+    none. UsageError (no name of a node), NotPermitted (another key), OSError."""
+    checked_node(node)
+    check_key(bucket, key)
+    if not index_path.exists():
+        create_index(index_path)
+    FleetIndex(index_path, write=True).close()  # makes the tables that a reader needs
+
+
+def open_reader(
+    bucket: Store,
+    node: str,
+    index_path: Path,
+    key: bytes,
+    source: BlockSource | None = None,
+    missed: Callable[[], object] = lambda: None,
+) -> PackReader:
+    """`source`, `missed`: see `FleetStore`."""
+
+    def homes() -> FleetIndex | None:
+        index = opened[0].open_index() if opened else None
+        assert index is None or isinstance(index, FleetIndex)
+        return index
+
+    opened: list[PackReader] = []
+    store = FleetStore(bucket, node, ToldPeers(), homes, source, missed)
+    opened.append(PackReader(store, index_path, key, index_kind=FleetIndex))
+    return opened[0]

@@ -1,0 +1,198 @@
+"""The history of a node of a fleet, on another node: published, looked at, forked, taken over. Real daemons over a real PostgreSQL
+server and one store."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from snapshotd import failpoints
+from snapshotd.client.client import Snapshotd
+from snapshotd.client.sandbox import Sandbox
+from snapshotd.errors import NotFound, Unavailable
+from tests.node_rig import Fleet, await_that
+from tests.postgres_server import PostgresServer
+from tests.unit.daemon.process import Daemon
+
+PUBLICATION = (
+    "engine.publish.segment",
+    "engine.publish.written",
+    "engine.publish.committed",
+    "catalog.postgres.commit",
+    "repo.fleet.segment_made",
+    "repo.fleet.segment_put",
+    "repo.fleet.segment_noted",
+)
+BRINGING = ("engine.takeover.merged", "engine.takeover.added", "repo.fleet.merged")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    made = PostgresServer()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def fleet(server: PostgresServer, request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    with tempfile.TemporaryDirectory(prefix="history-") as name:
+        made = Fleet(server, Path(name), f"fleet_{abs(hash(request.node.name)) % 10**9}")
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def published(fleet: Fleet, snapshot: str) -> bool:
+    return bool(fleet.ask(f"SELECT 1 FROM snapshotd_fleet.published WHERE snapshot = '{snapshot}'"))
+
+
+def head_of(box: Sandbox) -> str:
+    return box.head().id
+
+
+def work(client: Snapshotd, *words: str) -> Sandbox:
+    """A sandbox with a snapshot for each word, which its file gets as a line."""
+    box = Sandbox.create(client=client)
+    for word in words:
+        write(box, word)
+    return box
+
+
+def write(box: Sandbox, word: str) -> str:
+    assert box.exec(["sh", "-c", f"echo {word} >> file"]).exit_code == 0
+    return head_of(box)
+
+
+def read(client: Snapshotd, snapshot: str) -> str:
+    return client.snapshot(snapshot).id and client.cat(snapshot, "/workspace/file").decode()
+
+
+def wait_published(fleet: Fleet, snapshot: str) -> None:
+    await_that(lambda: published(fleet, snapshot), "it is not published")
+
+
+def line(client: Snapshotd, trajectory: str) -> list[str]:
+    return [one.id for one in client.log(trajectory)]
+
+
+def restart(fleet: Fleet, daemon: Daemon, node: str, **environment: str) -> Daemon:
+    daemon.kill()
+    daemon.close()
+    return fleet.begin(node, **environment)
+
+
+def test_another_node_has_the_files_and_the_log_and_forks_and_the_first_one_has_the_fork(fleet: Fleet) -> None:
+    north, south = fleet.begin("north").client, fleet.begin("south").client
+    box = work(north, "one", "two")
+    head = head_of(box)
+    wait_published(fleet, head)
+    assert read(south, head) == "one\ntwo\n"
+    assert south.log(box.id) == north.log(box.id)
+    assert [str(change) for change in south.diff(head)] == [str(change) for change in north.diff(head)]
+    fork = Sandbox.connect(head, client=south).fork()[0]
+    assert fork.exec(["cat", "file"]).stdout == "one\ntwo\n"
+    theirs = write(fork, "three")
+    wait_published(fleet, theirs)
+    assert read(north, theirs) == "one\ntwo\nthree\n"
+    again = Sandbox.connect(theirs, client=north).fork()[0]
+    assert again.exec(["cat", "file"]).stdout == "one\ntwo\nthree\n"
+    last = write(again, "four")
+    wait_published(fleet, last)
+    assert read(south, last) == "one\ntwo\nthree\nfour\n"
+    for client in (north, south):
+        assert client.check(read_data=True).damages == ()
+    with pytest.raises(NotFound):
+        south.snapshot("feedfeedfeed")
+
+
+def test_a_log_on_another_node_goes_on_and_a_tag_comes_with_it(fleet: Fleet) -> None:
+    north, south = fleet.begin("north").client, fleet.begin("south").client
+    box = work(north, "one")
+    wait_published(fleet, head_of(box))
+    assert line(south, box.id) == line(north, box.id)
+    head = write(box, "two")
+    north.tag(head, "best")
+    await_that(lambda: fleet.ask("SELECT 1 FROM snapshotd.tags WHERE name = 'best'"), "the tag is not published")
+    await_that(lambda: line(south, box.id) == line(north, box.id), "it stays behind")
+    assert south.snapshot("best").id == head
+
+
+@pytest.mark.parametrize("point", PUBLICATION)
+def test_a_publication_that_is_cut_off_goes_on(fleet: Fleet, point: str) -> None:
+    first, south = fleet.begin("north"), fleet.begin("south").client
+    box = work(first.client, "one")
+    wait_published(fleet, head_of(box))
+    first.kill()
+    first.close()
+    dying = fleet.begin("north", SNAPSHOTD_FAILPOINT=f"{point}:{_hit(point)}")
+    box = Sandbox.connect(box.id, client=dying.client)
+    head = write(box, "two")
+    await_that(lambda: f"failpoint {point}" in dying.log() or not alive(dying), "it is not reached")
+    north = restart(fleet, dying, "north").client
+    wait_published(fleet, head)
+    await_that(lambda: not north.status()["unpublished_count"], "the node does not note it")
+    more = write(Sandbox.connect(box.id, client=north), "three")
+    wait_published(fleet, more)
+    assert read(south, more) == "one\ntwo\nthree\n"
+    assert line(south, box.id) == line(north, box.id)
+
+
+def _hit(point: str) -> int:
+    """The begin of a node commits to PostgreSQL, too."""
+    return {"catalog.postgres.commit": 12}.get(point, 1)
+
+
+def alive(daemon: Daemon) -> bool:
+    return daemon.process.poll() is None
+
+
+@pytest.mark.parametrize("point", BRINGING)
+def test_a_history_whose_bringing_is_cut_off_comes_at_the_next_attempt(fleet: Fleet, point: str) -> None:
+    assert point in failpoints.NAMES
+    north, south = fleet.begin("north").client, fleet.begin("south", SNAPSHOTD_FAILPOINT=point)
+    head = head_of(work(north, "one", "two"))
+    wait_published(fleet, head)
+    try:
+        south.client.snapshot(head)
+    except Exception:  # noqa: BLE001 - it dies, or its child does
+        pass
+    client = restart(fleet, south, "south").client
+    assert read(client, head) == "one\ntwo\n"
+
+
+def test_steps_go_on_while_the_database_is_away_and_are_published_after_it(fleet: Fleet) -> None:
+    north, south = fleet.begin("north").client, fleet.begin("south").client
+    box = work(north, "one")
+    wait_published(fleet, head_of(box))
+    fleet.server.stop()
+    try:
+        head = write(box, "two")
+        with pytest.raises(Unavailable, match="is not on this node, and other nodes cannot be asked"):
+            south.snapshot(head)
+    finally:
+        fleet.server.start()
+    wait_published(fleet, head)
+    assert read(south, head) == "one\ntwo\n"
+
+
+def test_a_trajectory_whose_node_died_goes_on_elsewhere_and_the_rest_becomes_a_side_branch(fleet: Fleet) -> None:
+    first, south = fleet.begin("north"), fleet.begin("south").client
+    box = first.client.run(command=["sh", "-c", "echo one >> file; sleep 1000"])
+    head = await_that(lambda: (line(first.client, box.id) or [None])[-1], "it has no snapshot")
+    wait_published(fleet, head)
+    first.kill()
+
+    def resume() -> bool:
+        try:
+            Sandbox.connect(box.id, client=south).resume()
+        except Exception:  # noqa: BLE001 - the lease has not ended
+            return False
+        return True
+
+    await_that(resume, "it is not taken over")
+    assert fleet.owner(box.id)[0] == "south"  # type: ignore[index]
+    assert line(south, box.id)[: len(line(south, box.id))][0] == head
