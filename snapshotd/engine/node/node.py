@@ -46,6 +46,8 @@ class FleetNode:
         self._publisher, self._takeover, self._starting = publisher, takeover, starting
         self._changed = threading.Condition()
         self._closing = False
+        self._settled: set[OwnedTrajectory] = set()
+        """Rows of other nodes' trajectories of which nothing unpublished is here."""
         self._told = False
         """A renewal came that the thread has not looked at."""
         self._thread = threading.Thread(target=self._work, name="fleet-node")
@@ -110,12 +112,15 @@ class FleetNode:
         self._tell()
 
     def _branch_off(self) -> None:
-        for row in self._rights.elsewhere():
+        rows = set(self._rights.elsewhere())
+        self._settled &= rows
+        for row in rows - self._settled:
             if self._closing:
                 return
-            if not self._takeover.unpublished(row.trajectory) or self._sessions.find(row.trajectory) is not None:
+            if self._sessions.find(row.trajectory) is not None:
                 continue
-            side = self._takeover.branch_off(row)
+            side = self._takeover.branch_off(row) if self._takeover.unpublished(row.trajectory) else None
+            self._settled.add(row)
             if side is not None:
                 _log.warning(
                     "the snapshots of %s that this node could not publish are side branch %s",

@@ -18,6 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -193,7 +194,7 @@ class NodeTakeover(Takeover, Elsewhere):
             return None
         side = TrajectoryID(hashlib.blake2s(f"side branch {trajectory} {left[0].id}".encode()).hexdigest()[:32])
         lost = Claim(trajectory, self._shared.node, 0, 0)  # an owner's fence begins with 1
-        claim = self._claims.branch_off(row, lost, side)
+        claim = self._claims.branch_off(replace(row, head=left[0].parent), lost, side)
         self._catalog.split_trajectory(trajectory, left[0].id, side)
         self._marks.set_foreign(trajectory, foreign=True)
         return claim
