@@ -28,6 +28,14 @@ def short_dir() -> Iterator[Path]:
 
 
 @pytest.fixture
+def world() -> Iterator[Path]:
+    """A folder that a command in a plain folder can write to: Landlock lets it write nowhere else."""
+    with tempfile.TemporaryDirectory(prefix="node-", dir="/dev/shm") as name:
+        Path(name).chmod(0o777)
+        yield Path(name)
+
+
+@pytest.fixture
 def fleet(short_dir: Path) -> Iterator[Fleet]:
     server = PostgresServer()
     made = Fleet(server, short_dir)
@@ -42,7 +50,6 @@ def fleet(short_dir: Path) -> Iterator[Fleet]:
 
 def ticking(box: Sandbox, directory: Path) -> Callable[[], str]:
     """Start a clock in a sandbox; returns what reads it, from outside."""
-    directory.chmod(0o777)  # a command in a plain folder has not root's rights
     shown = directory / "ticks"
     box.exec(TICKS.format(shown), background=True)
 
@@ -102,10 +109,10 @@ def test_a_trajectory_that_another_node_owns_is_refused_with_that_nodes_address(
         made.exec(["true"])
 
 
-def test_a_sandbox_whose_trajectory_was_taken_over_ends(fleet: Fleet, short_dir: Path) -> None:
+def test_a_sandbox_whose_trajectory_was_taken_over_ends(fleet: Fleet, world: Path) -> None:
     north, _ = fleet.begin("north").client, fleet.begin("south")
     made = Sandbox.create(client=north)
-    read = ticking(made, short_dir)
+    read = ticking(made, world)
     await_that(lambda: fleet.owner(made.id), "it is not owned")
     fleet.ask(f"UPDATE snapshotd_fleet.owners SET node = 'south', fence = 2 WHERE trajectory = '{made.id}'")
     await_that(lambda: not north.status()["sandbox_count"], "the sandbox goes on")
@@ -113,10 +120,10 @@ def test_a_sandbox_whose_trajectory_was_taken_over_ends(fleet: Fleet, short_dir:
     assert north.trajectory(made.id).status == "interrupted"
 
 
-def test_sandboxes_stand_still_while_the_database_is_away_and_go_on_after_it(fleet: Fleet, short_dir: Path) -> None:
+def test_sandboxes_stand_still_while_the_database_is_away_and_go_on_after_it(fleet: Fleet, world: Path) -> None:
     north = fleet.begin("north").client
     made = Sandbox.create(client=north)
-    read = ticking(made, short_dir)
+    read = ticking(made, world)
     fleet.server.stop()
     assert made.exec(["true"]).exit_code == 0, "steps go on as long as the lease holds"
     await_that(lambda: north.status()["node_state"] == "frozen", "the node does not freeze")
@@ -131,10 +138,10 @@ def test_sandboxes_stand_still_while_the_database_is_away_and_go_on_after_it(fle
     assert made.exec(["true"]).exit_code == 0
 
 
-def test_the_watchdog_stops_the_sandboxes_of_a_daemon_that_is_stopped(fleet: Fleet, short_dir: Path) -> None:
+def test_the_watchdog_stops_the_sandboxes_of_a_daemon_that_is_stopped(fleet: Fleet, world: Path) -> None:
     daemon = fleet.begin("north")
     made = Sandbox.create(client=daemon.client)
-    read = ticking(made, short_dir)
+    read = ticking(made, world)
     os.kill(daemon.process.pid, signal.SIGSTOP)
     try:
         time.sleep(TERMS_MS[0] / 1000)  # the lease ends

@@ -35,7 +35,6 @@ JOIN snapshotd.snapshots h ON h.pk = t.head WHERE o.head IS DISTINCT FROM h.id
 @pytest.fixture
 def fleet() -> Iterator[Fleet]:
     with tempfile.TemporaryDirectory(prefix="node-") as name:
-        Path(name).chmod(0o777)  # a command in a plain folder has not root's rights
         server = PostgresServer()
         made = Fleet(server, Path(name))
         try:
@@ -47,16 +46,23 @@ def fleet() -> Iterator[Fleet]:
                 server.close()
 
 
+@pytest.fixture
+def world() -> Iterator[Path]:
+    """A file that a command in a plain folder can write to: Landlock lets it write nowhere else."""
+    with tempfile.TemporaryDirectory(prefix="node-", dir="/dev/shm") as name:
+        Path(name).chmod(0o777)
+        yield Path(name, "world")
+
+
 class Round:
     """One trajectory that goes from node to node. `owner`: the node where it is."""
 
-    def __init__(self, fleet: Fleet, seed: int) -> None:
-        self.fleet, self._chance = fleet, random.Random(seed)
+    def __init__(self, fleet: Fleet, world: Path, seed: int) -> None:
+        self.fleet, self.world, self._chance = fleet, world, random.Random(seed)
         self.owner, self.other = "north", "south"
         for node in (self.owner, self.other):
             fleet.begin(node)
         self.line = Sandbox.create(client=self.client(self.owner)).id
-        self.world = fleet.directory / "world"
         self._number = 0
         self.step()
 
@@ -170,5 +176,5 @@ class Round:
 
 
 @pytest.mark.parametrize("seed", long.seeds(1, 5))
-def test_no_fault_makes_two_heads_or_repeats_a_call_or_loses_a_snapshot(fleet: Fleet, seed: int) -> None:
-    Round(fleet, seed).run()
+def test_no_fault_makes_two_heads_or_repeats_a_call_or_loses_a_snapshot(fleet: Fleet, world: Path, seed: int) -> None:
+    Round(fleet, world, seed).run()
