@@ -47,7 +47,7 @@ class FleetNode:
         self._changed = threading.Condition()
         self._closing = False
         self._settled: set[OwnedTrajectory] = set()
-        """Rows of other nodes' trajectories of which nothing unpublished is here."""
+        """Rows of other nodes' trajectories without unpublished snapshots here."""
         self._told = False
         """A renewal came that the thread has not looked at."""
         self._thread = threading.Thread(target=self._work, name="fleet-node")

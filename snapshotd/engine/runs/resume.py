@@ -43,7 +43,7 @@ class Resumes:
     def resume(self, trajectory: Trajectory, decisions: Sequence[DecisionFields]) -> Trajectory:
         """See `RunService.resume`."""
         self._context.ownership.take_over(trajectory.id)
-        if trajectory.agent is None and decisions:  # of calls that ran in commands
+        if trajectory.agent is None and decisions:  # its calls ran in commands
             self._settle(self._catalog.get_trajectory(trajectory.id), decisions)
             return self._catalog.get_trajectory(trajectory.id)
         while True:
