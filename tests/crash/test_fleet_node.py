@@ -60,6 +60,13 @@ def ticking(box: Sandbox, directory: Path) -> Callable[[], str]:
     return read
 
 
+def await_published(fleet: Fleet, made: Sandbox) -> None:
+    """Return when all of a sandbox's snapshots are published: nothing of it becomes a side branch."""
+    head = made.head().id
+    sql = f"SELECT 1 FROM snapshotd_fleet.owners WHERE trajectory = '{made.id}' AND head = '{head}'"
+    await_that(lambda: fleet.ask(sql), "it is not published")
+
+
 def stands_still(read: Callable[[], str], for_s: float = 0.3) -> bool:
     before = read()
     time.sleep(for_s)  # nothing tells that nothing happens
@@ -100,7 +107,7 @@ def test_a_trajectory_that_another_node_owns_is_refused_with_that_nodes_address(
     north, _ = fleet.begin("north").client, fleet.begin("south")
     made = Sandbox.create(client=north)
     made.stop()
-    await_that(lambda: fleet.owner(made.id), "it is not owned")
+    await_published(fleet, made)
     fleet.ask(f"UPDATE snapshotd_fleet.owners SET node = 'south', fence = 2 WHERE trajectory = '{made.id}'")
     await_that(lambda: north.status()["owned_count"] == 0, "the node does not notice")
     with pytest.raises(
@@ -113,7 +120,7 @@ def test_a_sandbox_whose_trajectory_was_taken_over_ends(fleet: Fleet, world: Pat
     north, _ = fleet.begin("north").client, fleet.begin("south")
     made = Sandbox.create(client=north)
     read = ticking(made, world)
-    await_that(lambda: fleet.owner(made.id), "it is not owned")
+    await_published(fleet, made)
     fleet.ask(f"UPDATE snapshotd_fleet.owners SET node = 'south', fence = 2 WHERE trajectory = '{made.id}'")
     await_that(lambda: not north.status()["sandbox_count"], "the sandbox goes on")
     assert stands_still(read)
