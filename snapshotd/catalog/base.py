@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from snapshotd.catalog.parts import (
     ApprovalTable,
@@ -27,15 +26,16 @@ from snapshotd.catalog.parts import (
     ImageTable,
     KeyValues,
     NumberedSnapshot,
+    OtherCatalogs,
+    OtherRows,
     RequestTable,
+    SnapshotRow,
     TrajectoryTotals,
 )
 from snapshotd.catalog.tenancy import present_tenant, seen_by
 from snapshotd.types import (
-    Approval,
     BlobID,
     CallID,
-    Compensation,
     Ended,
     FileChanges,
     Image,
@@ -59,43 +59,19 @@ __all__ = [
     "CallFacts",
     "Catalog",
     "Compensations",
-    "Elsewhere",
     "ExperimentTable",
     "Figures",
     "ImageTable",
     "KeyValues",
     "NumberedSnapshot",
+    "OtherCatalogs",
+    "OtherRows",
     "RequestTable",
     "SnapshotRow",
     "TrajectoryTotals",
     "present_tenant",
     "seen_by",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotRow:
-    """Everything that is recorded with one snapshot. `messages`: the ones it added to the conversation that it
-    continues, which it takes over up to `snapshot.messages - len(messages)`; `entries`: the journal entries it binds,
-    in the order in which they began; `state`: None if it is the state of the snapshot that it continues."""
-
-    snapshot: Snapshot
-    messages: tuple[Message, ...] = ()
-    record: RecordID | None = None
-    entries: tuple[JournalEntry, ...] = ()
-    state: dict[str, Any] | None = None
-
-
-class Elsewhere(Protocol):
-    """The other catalogs of a fleet, for refs of people."""
-
-    def find(self, wanted: Literal["snapshot", "trajectory"], ref: str) -> bool:
-        """Bring what a ref means there into this catalog. False: it means nothing there. Ambiguous, Unavailable."""
-        ...
-
-    def refresh(self, trajectory: TrajectoryID) -> bool:
-        """Bring what became of a trajectory there. True if that was something."""
-        ...
 
 
 class Catalog(ABC):
@@ -107,10 +83,6 @@ class Catalog(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the database. Idempotent. Any other call afterwards is a defect."""
-
-    @abstractmethod
-    def look_elsewhere(self, elsewhere: Elsewhere) -> None:
-        """From now on, refs that mean nothing here are looked up in other catalogs, too."""
 
     @abstractmethod
     def flush(self) -> None:
@@ -208,26 +180,6 @@ class Catalog(ABC):
         or none. Parents and bases come before the snapshots that name them, or are here already; so do images. A
         trajectory's `head` is one of its own snapshots or its `forked_from`. Conflict when an id, name or tag is taken;
         NotFound for a named row that does not exist."""
-
-    @abstractmethod
-    def add_missing_rows(
-        self,
-        images: Iterable[Image],
-        trajectories: Sequence[Trajectory],
-        snapshots: Iterable[SnapshotRow],
-        approvals: Sequence[Approval] = (),
-        compensations: Sequence[Compensation] = (),
-    ) -> None:
-        """Add those rows of another catalog of the fleet that are not here, all or none; so it can be repeated. The order is
-        that of `restore_rows`. A name or tag that is taken here is left out. A trajectory that is here gets the status,
-        exit code, network and environment of the given one, and its head, unless that is an earlier snapshot. Approvals
-        and compensations are as they are given afterwards."""
-
-    @abstractmethod
-    def split_trajectory(self, trajectory_id: TrajectoryID, first: SnapshotID, side: TrajectoryID) -> None:
-        """Make a new trajectory `side`, a nameless fork, of a trajectory's own snapshots from `first` on, with their
-        conversation, journal, approvals and compensations. The rest is interrupted; where nothing is left, the trajectory itself
-        becomes `side`. Not an error when that was done. NotFound."""
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
 
@@ -376,7 +328,6 @@ class Catalog(ABC):
         the head. NotFound."""
 
     # -- parts ---------------------------------------------------------------------------------------------------------
-
     images: ImageTable
     requests: RequestTable
     approvals: ApprovalTable
@@ -384,6 +335,7 @@ class Catalog(ABC):
     values: KeyValues
     experiments: ExperimentTable
     figures: Figures
+    others: OtherRows
 
     @abstractmethod
     def resolve_snapshot(self, ref: str) -> Snapshot:

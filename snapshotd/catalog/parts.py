@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from snapshotd.scores import ExperimentBranch
 from snapshotd.types import (
@@ -18,16 +18,72 @@ from snapshotd.types import (
     Experiment,
     Image,
     ImageID,
+    JournalEntry,
     LayerID,
+    Message,
     ModelUse,
+    RecordID,
     RequestKey,
     SideEffect,
+    Snapshot,
     SnapshotID,
     SnapshotState,
     StoredValue,
+    Trajectory,
     TrajectoryID,
     TreeID,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRow:
+    """Everything that is recorded with one snapshot. `messages`: the ones it added to the conversation that it
+    continues, which it takes over up to `snapshot.messages - len(messages)`; `entries`: the journal entries it binds,
+    in the order in which they began; `state`: None if it is the state of the snapshot that it continues."""
+
+    snapshot: Snapshot
+    messages: tuple[Message, ...] = ()
+    record: RecordID | None = None
+    entries: tuple[JournalEntry, ...] = ()
+    state: dict[str, Any] | None = None
+
+
+class OtherCatalogs(Protocol):
+    """The other catalogs of a fleet, for refs of people."""
+
+    def find(self, wanted: Literal["snapshot", "trajectory"], ref: str) -> bool:
+        """Bring the thing that a ref means there into this catalog. False: it means nothing there. Ambiguous, Unavailable."""
+
+    def refresh(self, trajectory: TrajectoryID) -> bool:
+        """Bring the later snapshots of a trajectory there. True if there were some."""
+
+
+class OtherRows(ABC):
+    """Rows that come from another catalog of a fleet, or are to be another trajectory's."""
+
+    @abstractmethod
+    def look_up_in(self, catalogs: OtherCatalogs) -> None:
+        """From now on, refs that mean nothing here are looked up there, too."""
+
+    @abstractmethod
+    def add_missing(
+        self,
+        images: Iterable[Image],
+        trajectories: Sequence[Trajectory],
+        snapshots: Iterable[SnapshotRow],
+        approvals: Sequence[Approval] = (),
+        compensations: Sequence[Compensation] = (),
+    ) -> None:
+        """Add those rows that are not here, all or none; so it can be repeated. The order is that of `Catalog.restore_rows`. A
+        name or tag that is taken here is left out. A trajectory that is here gets the status, exit code, network and
+        environment of the given one, and its head, unless that is an earlier snapshot. Approvals and compensations are as they
+        are given afterwards."""
+
+    @abstractmethod
+    def split_trajectory(self, trajectory_id: TrajectoryID, first: SnapshotID, side: TrajectoryID) -> None:
+        """Make a new trajectory `side`, a nameless fork, of a trajectory's own snapshots from `first` on, with their
+        conversation, journal, approvals and compensations. The rest is interrupted; where nothing is left, the trajectory itself
+        becomes `side`. Not an error when that was done. NotFound."""
 
 
 class ImageTable(ABC):

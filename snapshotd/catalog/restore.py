@@ -42,7 +42,7 @@ def add_missing_rows(
     approvals: Sequence[Approval],
     compensations: Sequence[Compensation],
 ) -> None:
-    """See `Catalog.add_missing_rows`."""
+    """See `OtherRows.add_missing`."""
     for image in images:
         if not db.read("SELECT 1 FROM images WHERE id = ?", (image.id,)):
             taken = db.read("SELECT 1 FROM images WHERE name = ?", (image.name,))

@@ -15,7 +15,7 @@ SELECT ?, image, runtime, network, memory_bytes, cpus, pids, disk_bytes, agent, 
 
 
 def split_trajectory(db: CatalogDatabase, trajectory: TrajectoryID, first: SnapshotID, side: TrajectoryID) -> None:
-    """See `Catalog.split_trajectory`."""
+    """See `OtherRows.split_trajectory`."""
     row = db.read_one(
         "SELECT s.seq, s.line, p.pk, p.line, p.messages, t.id FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory"
         " LEFT JOIN snapshots p ON p.pk = s.parent AND p.trajectory = s.trajectory WHERE s.id = ?",

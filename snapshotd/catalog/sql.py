@@ -7,32 +7,29 @@ length; `referenced_*` scan once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from snapshotd.catalog import entries, lines, rows
-from snapshotd.catalog.base import Catalog, Elsewhere, SnapshotRow
+from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.catalog.commits import begin_trajectory, commit, set_began, writer
 from snapshotd.catalog.database import CatalogDatabase, Row, Value
 from snapshotd.catalog.inserts import WARNINGS, add_tag, set_sentences
-from snapshotd.catalog.lookup import check_name, find, no, own_tag, searchable, snapshot_numbers, trajectory_number
+from snapshotd.catalog.lookup import check_name, no, own_tag, searchable, snapshot_numbers, trajectory_number
 from snapshotd.catalog.removal import check_removable, forget_removed, remove_trajectory, removed_trajectories
-from snapshotd.catalog.restore import add_missing_rows, restore_rows
+from snapshotd.catalog.restore import restore_rows
 from snapshotd.catalog.snapshots import all_snapshots, count_snapshots, forget_outputs, get_snapshots, newest_snapshots
-from snapshotd.catalog.splitting import split_trajectory
 from snapshotd.catalog.tables.approvals import SqlApprovals, SqlCompensations
 from snapshotd.catalog.tables.experiments import SqlExperiments
 from snapshotd.catalog.tables.figures import SqlFigures
 from snapshotd.catalog.tables.images import SqlImages
+from snapshotd.catalog.tables.others import SqlOtherRows
 from snapshotd.catalog.tables.requests import SqlRequests, add_request
 from snapshotd.catalog.tables.values import SqlValues
 from snapshotd.catalog.tenancy import trajectories_of
-from snapshotd.errors import NotFound
 from snapshotd.types import (
-    Approval,
     BlobID,
     CallID,
-    Compensation,
     Ended,
     FileChanges,
     Image,
@@ -51,8 +48,6 @@ from snapshotd.types import (
     TreeID,
 )
 
-_Found = TypeVar("_Found")
-
 
 class SqlCatalog(Catalog):
     def __init__(self, database: CatalogDatabase) -> None:
@@ -66,10 +61,7 @@ class SqlCatalog(Catalog):
         self.values = SqlValues(self._db)
         self.experiments = SqlExperiments(self._db)
         self.figures: SqlFigures = SqlFigures(self._db)
-        self._elsewhere: Elsewhere | None = None
-
-    def look_elsewhere(self, elsewhere: Elsewhere) -> None:
-        self._elsewhere = elsewhere
+        self.others: SqlOtherRows = SqlOtherRows(self._db, self.figures, lambda one: self._listener(one))
 
     def close(self) -> None:
         self._db.close()
@@ -113,27 +105,6 @@ class SqlCatalog(Catalog):
             restore_rows(self._db, images, trajectories, snapshots)
         for trajectory in trajectories:
             self._listener(trajectory.id)
-
-    def add_missing_rows(
-        self,
-        images: Iterable[Image],
-        trajectories: Sequence[Trajectory],
-        snapshots: Iterable[SnapshotRow],
-        approvals: Sequence[Approval] = (),
-        compensations: Sequence[Compensation] = (),
-    ) -> None:
-        with self._db.transaction():
-            add_missing_rows(self._db, images, trajectories, snapshots, approvals, compensations)
-        for trajectory in trajectories:
-            self._listener(trajectory.id)
-
-    def split_trajectory(self, trajectory_id: TrajectoryID, first: SnapshotID, side: TrajectoryID) -> None:
-        with self._db.lock:
-            with self._db.transaction():
-                split_trajectory(self._db, trajectory_id, first, side)
-            self.figures.forget(trajectory_id)
-        for one in (trajectory_id, side):
-            self._listener(one)
 
     def get_trajectory(self, trajectory_id: TrajectoryID) -> Trajectory:
         for found in self._trajectories("WHERE t.id = ?", (trajectory_id,)):
@@ -339,27 +310,10 @@ class SqlCatalog(Catalog):
     # -- references by people ------------------------------------------------------------------------------------------
 
     def resolve_snapshot(self, ref: str) -> Snapshot:
-        return self._resolve("snapshot", ref, lambda found: self.get_snapshot(found[0]))
+        return self.others.resolve("snapshot", ref, lambda found: self.get_snapshot(found[0]))
 
     def resolve_trajectory(self, ref: str) -> Trajectory:
-        return self._resolve("trajectory", ref, lambda found: self.get_trajectory(found[1]))
-
-    def _resolve(self, wanted: Literal["snapshot", "trajectory"], ref: str, get: Callable[[Row], _Found]) -> _Found:
-        """What a ref means: `get` of (snapshot id, trajectory id, ...). Also of what other catalogs have."""
-
-        def look() -> tuple[_Found, TrajectoryID]:
-            with self._db.lock:
-                found = find(self._db, wanted, ref)
-                return get(found), TrajectoryID(found[1])
-
-        elsewhere = self._elsewhere
-        try:
-            result, trajectory = look()
-        except NotFound:
-            if elsewhere is None or not elsewhere.find(wanted, ref):
-                raise
-            return look()[0]
-        return look()[0] if elsewhere is not None and elsewhere.refresh(trajectory) else result
+        return self.others.resolve("trajectory", ref, lambda found: self.get_trajectory(found[1]))
 
     def tag(self, snapshot_id: SnapshotID, name: str, *, move: bool = False, request: RequestKey | None = None) -> None:
         check_name(name)

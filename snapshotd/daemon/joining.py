@@ -14,7 +14,7 @@ from snapshotd.config import Config, node_of
 from snapshotd.daemon.children import StatePlaces
 from snapshotd.engine.context import Context
 from snapshotd.engine.node.lease import LeaseKeeper, NodeFacts
-from snapshotd.engine.node.marks import Marks
+from snapshotd.engine.node.marks import PublishedMarks
 from snapshotd.engine.node.node import FleetNode
 from snapshotd.engine.node.publisher import NodePublisher
 from snapshotd.engine.node.rights import NodeRights
@@ -82,17 +82,16 @@ def prepare_repository(catalog: Catalog, places: StatePlaces) -> None:
 def open_history(
     context: Context, archiver: Archiver, archive: Archive, cold: Cold, rights: NodeRights
 ) -> tuple[NodePublisher, NodeTakeover]:
-    """What publishes, and what brings the histories of others. The daemon's catalog finds those from now on."""
+    """The parts that publish, and that bring the histories of others. The daemon's catalog finds those from now on."""
     coordination, node = rights.lease.fleet, rights.lease.facts.node
     database = coordination.tables.database
     together = partial(database.transaction, nests=True)
     segments = PublishedSegments(coordination.tables)
     shared = SharedHistory(node, SqlCatalog(database), coordination, segments, together)
-    marks = Marks(context.catalog)
+    marks = PublishedMarks(context.catalog)
     publisher = NodePublisher(context, archiver, archive.wait, archive.retry, shared, rights, marks)
     takeover = NodeTakeover(context, archiver, publisher.merge, cold.write_image, shared, rights, marks)
-    archive.tell_of_stored(publisher.stored)
-    context.catalog.look_elsewhere(takeover)
+    context.catalog.others.look_up_in(takeover)
     return publisher, takeover
 
 

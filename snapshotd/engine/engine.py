@@ -94,7 +94,7 @@ class Life:
         """Begin to work, and go on with the sandboxes of an earlier daemon that recovery has found."""
         sweep = self._disposal.sweep_what_was_held
         self._context.store.on_unneeded(lambda: self._background.later(sweep))
-        self._archive.start(self._disposal.evict)
+        self._archive.start(self._end_batch)
         self._store_what_has_no_layers()
         self._sessions.go_on(survivors)
         self._background.go_on(snapshot for snapshot in self._catalog.all_snapshots() if snapshot.files is None)
@@ -105,6 +105,12 @@ class Life:
             self._node.start()
         self._experiments.start()
         self._filling.start()
+
+    def _end_batch(self) -> None:
+        """Snapshots were stored."""
+        if self._node is not None:
+            self._node.hear_of_stored()
+        self._disposal.evict()
 
     def _store_what_has_no_layers(self) -> None:
         """Runs before the first request, for snapshots captured on a layer that was still being rebuilt when the daemon

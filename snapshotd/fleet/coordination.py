@@ -214,7 +214,7 @@ class PostgresCoordination(Coordination):
         return [_intent(row) for row in rows]
 
     def known_intents(self, calls: Sequence[CallID]) -> list[CallID]:
-        """Those of `calls` that were recorded."""
+        """Choose the ones of `calls` that were recorded."""
         found = {call for (call,) in self._read("SELECT call FROM {}.intents WHERE call = ANY(?)", list(calls))}
         return [call for call in calls if call in found]
 

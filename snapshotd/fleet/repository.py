@@ -1,4 +1,4 @@
-"""What a fleet's database says of its repository: how many index segments each node has published, and since when readers
+"""The facts of a fleet's repository that its database has: how many index segments each node has published, and since when readers
 have pinned."""
 
 from __future__ import annotations

@@ -227,19 +227,21 @@ def missing_rows_are_added_and_the_rest_stays(catalog: Catalog) -> None:
     undone = Compensation(CallID(new_id()), trajectory.id, None, 5)
     rows = [SnapshotRow(first, (), RECORDS[0]), SnapshotRow(second, said), SnapshotRow(third)]
     for _ in range(2):
-        catalog.add_missing_rows([image], [replace(trajectory, head=first.id)], rows[:1], [waits])
+        catalog.others.add_missing([image], [replace(trajectory, head=first.id)], rows[:1], [waits])
         assert catalog.get_trajectory(trajectory.id) == replace(trajectory, name=None, head=first.id)
     assert catalog.approvals.list(None, trajectory.id) == [], "its snapshot is not here"
     ended = replace(trajectory, head=third.id, status=TrajectoryStatus.FINISHED, exit_code=3, env=(("A", "b"),))
     for _ in range(2):
-        catalog.add_missing_rows([image], [ended], rows, [waits], [undone])
+        catalog.others.add_missing([image], [ended], rows, [waits], [undone])
         assert catalog.get_trajectory(trajectory.id) == replace(ended, name=None)
         assert catalog.snapshots(trajectory.id) == [replace(first, tags=("b",)), second, third]
     assert tuple(catalog.conversation(third.id)) == said
     assert catalog.approvals.list(None, trajectory.id) == [waits]
     assert catalog.compensations.of_trajectory(trajectory.id) == [undone]
     decided = replace(waits, status=ApprovalStatus.APPROVED, by="me", decided_at_ns=9)
-    catalog.add_missing_rows([], [replace(trajectory, head=second.id)], [], [decided], [replace(undone, ended_at_ns=6)])
+    catalog.others.add_missing(
+        [], [replace(trajectory, head=second.id)], [], [decided], [replace(undone, ended_at_ns=6)]
+    )
     assert catalog.get_trajectory(trajectory.id).head == third.id, "a head does not go back"
     assert catalog.approvals.list(None, trajectory.id) == [decided]
     assert catalog.compensations.get(undone.entry) == replace(undone, ended_at_ns=6)
@@ -251,9 +253,40 @@ def missing_rows_are_added_and_the_rest_stays(catalog: Catalog) -> None:
     assert catalog.get_trajectory(trajectory.id).head == own.id
     child = fork(third, ended, "child")
     further = replace(follow(third, child.id), base=third.id)
-    catalog.add_missing_rows([], [replace(child, head=further.id)], [SnapshotRow(further)])
+    catalog.others.add_missing([], [replace(child, head=further.id)], [SnapshotRow(further)])
     assert catalog.get_trajectory(child.id) == replace(child, head=further.id)
     assert tuple(catalog.conversation(further.id)) == said
+
+
+def the_last_snapshots_become_a_side_branch(catalog: Catalog) -> None:
+    trajectory, first = started(catalog, "line")
+    said = [Message("user", text) for text in "1234"]
+    second = committed(catalog, first, *said[:2])
+    third = committed(catalog, second, *said[2:3])
+    asked = make_approval(third)
+    catalog.approvals.add(asked)
+    fourth = committed(catalog, third, *said[3:])
+    side = TrajectoryID(new_id())
+    for _ in range(2):
+        catalog.others.split_trajectory(trajectory.id, third.id, side)
+        assert catalog.snapshots(trajectory.id) == [first, second]
+        assert catalog.snapshots(side) == [replace(one, trajectory=side) for one in (third, fourth)]
+        rest, branch = catalog.get_trajectory(trajectory.id), catalog.get_trajectory(side)
+        assert (rest.head, rest.status, rest.name) == (second.id, TrajectoryStatus.INTERRUPTED, "line")
+        assert (branch.head, branch.forked_from, branch.name) == (fourth.id, second.id, None)
+        assert list(catalog.conversation(second.id)) == said[:2]
+        assert list(catalog.conversation(fourth.id)) == said
+        assert catalog.own_messages(third.id) == said[2:3]
+    assert catalog.approvals.list(None, side) == [replace(asked, trajectory=side)]
+    other = committed(catalog, second, "x")
+    assert [one.content for one in catalog.conversation(other.id)] == ["1", "2", "x"]
+    later = committed(catalog, catalog.get_snapshot(fourth.id), "y")
+    assert [one.content for one in catalog.conversation(later.id)] == [*"1234", "y"]
+    refuses(NotFound, catalog.others.split_trajectory, trajectory.id, SnapshotID(new_id()), side)
+    whole = TrajectoryID(new_id())
+    catalog.others.split_trajectory(trajectory.id, first.id, whole)
+    assert catalog.get_trajectory(whole).head == other.id
+    refuses(NotFound, catalog.get_trajectory, trajectory.id)
 
 
 CHECKS: tuple[Callable[[Catalog], None], ...] = (
@@ -270,4 +303,5 @@ CHECKS: tuple[Callable[[Catalog], None], ...] = (
     a_base_elsewhere_holds_until_its_user_is_stored,
     rows_are_restored_as_they_were,
     missing_rows_are_added_and_the_rest_stays,
+    the_last_snapshots_become_a_side_branch,
 )

@@ -12,7 +12,7 @@ import pytest
 from snapshotd import failpoints
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.sandbox import Sandbox
-from snapshotd.errors import NotFound, Unavailable
+from snapshotd.errors import Conflict, NotFound, Unavailable
 from tests.node_rig import Fleet, await_that
 from tests.postgres_server import PostgresServer
 from tests.unit.daemon.process import Daemon
@@ -68,7 +68,7 @@ def write(box: Sandbox, word: str) -> str:
 
 
 def read(client: Snapshotd, snapshot: str) -> str:
-    return client.snapshot(snapshot).id and client.cat(snapshot, "/workspace/file").decode()
+    return b"".join(client.cat(snapshot, "/workspace/file")).decode()
 
 
 def wait_published(fleet: Fleet, snapshot: str) -> None:
@@ -131,7 +131,7 @@ def test_a_publication_that_is_cut_off_goes_on(fleet: Fleet, point: str) -> None
     dying = fleet.begin("north", SNAPSHOTD_FAILPOINT=f"{point}:{_hit(point)}")
     box = Sandbox.connect(box.id, client=dying.client)
     head = write(box, "two")
-    await_that(lambda: f"failpoint {point}" in dying.log() or not alive(dying), "it is not reached")
+    await_that(lambda: "worker process ended" in dying.log() or not alive(dying), "it is not reached")
     north = restart(fleet, dying, "north").client
     wait_published(fleet, head)
     await_that(lambda: not north.status()["unpublished_count"], "the node does not note it")
@@ -152,7 +152,8 @@ def alive(daemon: Daemon) -> bool:
 
 @pytest.mark.parametrize("point", BRINGING)
 def test_a_history_whose_bringing_is_cut_off_comes_at_the_next_attempt(fleet: Fleet, point: str) -> None:
-    assert point in failpoints.NAMES
+    walked = {name for name in failpoints.NAMES if name.startswith(("engine.publish.", "engine.takeover."))}
+    assert walked <= {*PUBLICATION, *BRINGING}
     north, south = fleet.begin("north").client, fleet.begin("south", SNAPSHOTD_FAILPOINT=point)
     head = head_of(work(north, "one", "two"))
     wait_published(fleet, head)
@@ -181,18 +182,33 @@ def test_steps_go_on_while_the_database_is_away_and_are_published_after_it(fleet
 
 def test_a_trajectory_whose_node_died_goes_on_elsewhere_and_the_rest_becomes_a_side_branch(fleet: Fleet) -> None:
     first, south = fleet.begin("north"), fleet.begin("south").client
-    box = first.client.run(command=["sh", "-c", "echo one >> file; sleep 1000"])
-    head = await_that(lambda: (line(first.client, box.id) or [None])[-1], "it has no snapshot")
-    wait_published(fleet, head)
+    program = ["sh", "-c", "test -e file || echo begun > file; sleep 1000"]
+    made = first.client.run(command=program, detach=True)
+    shared = Sandbox.connect(made.id, client=first.client).snapshot().id
+    wait_published(fleet, shared)
+    fleet.server.stop()
+    lost = Sandbox.connect(made.id, client=first.client).snapshot().id
     first.kill()
+    first.close()
+    fleet.server.start()
+    south.snapshot(shared)
 
-    def resume() -> bool:
+    def take_over() -> bool:
         try:
-            Sandbox.connect(box.id, client=south).resume()
-        except Exception:  # noqa: BLE001 - the lease has not ended
+            south.resume(made.id)
+        except (Conflict, Unavailable):
             return False
         return True
 
-    await_that(resume, "it is not taken over")
-    assert fleet.owner(box.id)[0] == "south"  # type: ignore[index]
-    assert line(south, box.id)[: len(line(south, box.id))][0] == head
+    await_that(take_over, "it is not taken over")
+    assert fleet.owner(made.id)[0] == "south"  # type: ignore[index]
+    assert line(south, made.id) == line(south, made.id)[: line(south, made.id).index(shared) + 1]
+    south.stop(made.id)
+    north = fleet.begin("north").client
+    side = await_that(
+        lambda: north.snapshot(lost).trajectory != made.id and north.snapshot(lost).trajectory, "no side branch"
+    )
+    wait_published(fleet, lost)
+    assert south.snapshot(lost).trajectory == side
+    assert line(south, side) == [lost]
+    assert line(north, made.id) == line(south, made.id)

@@ -187,8 +187,7 @@ def _decode_compensation(row: Row) -> Compensation:
 
 
 def replace_approvals(db: CatalogDatabase, approvals: Sequence[Approval]) -> None:
-    """Have approvals as they are given, inside a transaction of the caller. Those of snapshots that are not here are left
-    out."""
+    """Have approvals as they are given, inside a transaction of the caller, except of snapshots that are not here."""
     for one in approvals:
         if db.read("SELECT 1 FROM snapshots WHERE id = ?", (one.snapshot,)):
             db.write("DELETE FROM approvals WHERE id = ?", (one.id,))

@@ -27,6 +27,9 @@ class Publisher(Protocol):
     def start(self) -> None:
         """Begin to publish what is stored, in a thread of its own."""
 
+    def hear_of_stored(self) -> None:
+        """Snapshots were stored. Returns at once."""
+
     def lag(self) -> int:
         """The number of snapshots that are captured and not published."""
 

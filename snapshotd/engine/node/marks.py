@@ -1,4 +1,4 @@
-"""What this node knows of the fleet's catalog without asking: up to where each trajectory is published, and which ones came
+"""The facts of the fleet's catalog that this node knows without asking: up to where each trajectory is published, and which ones came
 from other nodes. The truth is in PostgreSQL; a mark may be behind it, after a crash between the two."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from snapshotd.types import Snapshot, SnapshotID, TrajectoryID
 _PUBLISHED, _FOREIGN, _TAGS = "fleet/published/", "fleet/foreign/", "fleet/tags"
 
 
-class Marks:
+class PublishedMarks:
     """Facts in this node's catalog. Thread-safe."""
 
     def __init__(self, catalog: Catalog) -> None:

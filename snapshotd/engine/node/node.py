@@ -59,6 +59,10 @@ class FleetNode:
         self._publisher.start()
         self._thread.start()
 
+    def hear_of_stored(self) -> None:
+        """Snapshots were stored."""
+        self._publisher.hear_of_stored()
+
     def close(self) -> None:
         """Idempotent. The lease stays; it is closed by the wiring when every sandbox has ended."""
         with self._changed:

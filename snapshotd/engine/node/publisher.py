@@ -16,14 +16,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from snapshotd.catalog.copying import cut_off, named_by, rows_of
 from snapshotd.engine.context import Context
 from snapshotd.engine.node.base import Publisher
-from snapshotd.engine.node.marks import Marks
+from snapshotd.engine.node.choosing import PublishedPart, PublishList
+from snapshotd.engine.node.copying import cut_off, rows_of
+from snapshotd.engine.node.marks import PublishedMarks
 from snapshotd.engine.node.shared import Claims, SharedHistory
 from snapshotd.engine.storing.archiver import Archiver, ToldOfPeers
 from snapshotd.errors import Conflict, InternalError, NotFound, SnapshotdError, Unavailable
@@ -42,27 +43,14 @@ from snapshotd.types import (
     SnapshotState,
     Trajectory,
     TrajectoryID,
-    TrajectoryStatus,
     TreeID,
     short,
 )
 
-BATCH = 256
-"""Most snapshots in one transaction, so that the others wait for it a second at most (benchmarks: 117 commits a second)."""
 MERGE_S = 10.0
 """Time for which what other nodes have stored may go unnoticed, if nothing asks for it."""
 _RETRY_S = (1.0, 5.0, 15.0)
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Consecutive snapshots of a trajectory, and the head that they follow in the fleet's catalog."""
-
-    trajectory: Trajectory
-    claim: Claim
-    head: SnapshotID | None
-    snapshots: list[Snapshot]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +77,14 @@ class NodePublisher(Publisher):
         archive_again: Callable[[], None],
         shared: SharedHistory,
         claims: Claims,
-        marks: Marks,
+        marks: PublishedMarks,
     ) -> None:
         """`store_all`: return when everything captured is stored. `archive_again`: snapshots are captured again."""
         self._context, self._catalog, self._archiver = context, context.catalog, archiver
         self._store_all, self._archive_again = store_all, archive_again
         self._shared, self._claims, self._marks = shared, claims, marks
         self._changed = threading.Condition()
-        self._dirty: set[TrajectoryID] = set()
-        """Trajectories of which not all is published, or may not be."""
-        self._heard: set[TrajectoryID] = set()
-        """Trajectories of which the fleet may not know all facts."""
+        self._list = PublishList(context.catalog, shared, claims, marks)
         self._peers: ToldOfPeers | None = None
         self._due = True
         self._rounds = 0
@@ -111,10 +96,7 @@ class NodePublisher(Publisher):
         self._thread = threading.Thread(target=self._work, name="fleet-publish")
 
     def start(self) -> None:
-        for trajectory in self._catalog.trajectories():
-            self._dirty.add(trajectory.id)
-            if trajectory.status is TrajectoryStatus.INTERRUPTED:
-                self._heard.add(trajectory.id)  # by the recovery of this daemon
+        self._list.add_all()
         self._unlisten = self._context.events.watch.listen(self._hear)
         self._thread.start()
 
@@ -126,25 +108,19 @@ class NodePublisher(Publisher):
         if self._thread.is_alive():
             self._thread.join()
 
-    def stored(self) -> None:
-        """Snapshots were stored: publish them soon."""
+    def hear_of_stored(self) -> None:
         with self._changed:
             self._due = True
             self._changed.notify_all()
 
     def lag(self) -> int:
-        with self._changed:
-            dirty = list(self._dirty)
-        owned = self._claims.claims()
-        return sum(self._marks.count_unpublished(one) for one in dirty if one in owned)
+        return self._list.count_unpublished()
 
     def publish(self, trajectory: TrajectoryID, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         self._store_all()
-        with self._changed:
-            self._dirty.add(trajectory)
-            self._due = True
-            self._changed.notify_all()
+        self._list.add(trajectory)
+        self.hear_of_stored()
         while self._marks.count_unpublished(trajectory):
             self._claims.claim(trajectory)
             with self._changed:
@@ -154,7 +130,7 @@ class NodePublisher(Publisher):
                 if self._closed or time.monotonic() >= deadline:
                     why = f" ({self.failure.message})" if self.failure is not None else ""
                     raise Unavailable(f"trajectory {short(trajectory)} is stored and not published yet{why}: try again")
-                self._due = True
+            self.hear_of_stored()
 
     def merge(self) -> None:
         """Have this node's index know everything that is published by now. Unavailable, DataLoss, OSError."""
@@ -168,9 +144,7 @@ class NodePublisher(Publisher):
     def _hear(self, event: dict[str, object]) -> None:
         trajectory = event.get("trajectory")
         if isinstance(trajectory, str) and event["event"] != "output":
-            with self._changed:
-                self._dirty.add(TrajectoryID(trajectory))
-                self._heard.add(TrajectoryID(trajectory))
+            self._list.add(TrajectoryID(trajectory))
 
     def _work(self) -> None:
         merged_at, due_at = 0.0, 0.0
@@ -213,7 +187,7 @@ class NodePublisher(Publisher):
 
     def _publish_some(self) -> bool:
         """One transaction. False when nothing is left."""
-        parts, changed = self._choose()
+        parts, changed = self._list.choose()
         try:
             tags = self._tag_changes(parts)
             if not parts and not changed and not tags.any:
@@ -222,8 +196,7 @@ class NodePublisher(Publisher):
             stored_ns = self._shared.coordination.clock_ns() if parts else 0
             lost = self._commit(parts, changed, tags, images, self._put_segment(parts, images), stored_ns)
         except BaseException:
-            with self._changed:
-                self._heard |= {part.trajectory.id for part in parts} | {line.id for line, _ in changed}
+            self._list.add_again({part.trajectory.id for part in parts} | {line.id for line, _ in changed})
             raise
         hit("engine.publish.committed")
         for part in parts:
@@ -232,7 +205,7 @@ class NodePublisher(Publisher):
         self._marks.set_told_tags(tags.now)
         return bool(parts) and not lost
 
-    def _put_segment(self, parts: Sequence[_Part], images: dict[ImageID, Image]) -> int | None:
+    def _put_segment(self, parts: Sequence[PublishedPart], images: dict[ImageID, Image]) -> int | None:
         """Have the other nodes' indexes find what these snapshots need. Returns the number of this node's last segment."""
         if not parts:
             return None
@@ -247,7 +220,7 @@ class NodePublisher(Publisher):
 
     def _commit(
         self,
-        parts: Sequence[_Part],
+        parts: Sequence[PublishedPart],
         changed: Sequence[tuple[Trajectory, Claim]],
         tags: _TagChanges,
         images: dict[ImageID, Image],
@@ -261,14 +234,14 @@ class NodePublisher(Publisher):
                 if part.trajectory.id not in lost and not self._write(part, images, stored_ns):
                     lost.add(part.trajectory.id)
             for trajectory, claim in changed:
-                self._write(_Part(trajectory, claim, None, []), images, stored_ns)
+                self._write(PublishedPart(trajectory, claim, None, []), images, stored_ns)
             self._write_tags(tags)
             if segment is not None:
                 self._shared.segments.note(self._shared.node, segment)
             hit("engine.publish.written")
         return lost
 
-    def _write(self, part: _Part, images: dict[ImageID, Image], stored_ns: int) -> bool:
+    def _write(self, part: PublishedPart, images: dict[ImageID, Image], stored_ns: int) -> bool:
         """The rows of a part, within the transaction. False: the trajectory is not this node's any more, or waits for one
         that is not."""
         shared, trajectory, head = self._shared, part.trajectory, part.head
@@ -284,7 +257,7 @@ class NodePublisher(Publisher):
                         if new:
                             needed = [images[snapshot.stack.image]] if snapshot.stack.image in images else []
                             line = cut_off(trajectory, snapshot.id, self._known_beginning(trajectory, snapshot))
-                            shared.catalog.add_missing_rows(needed, [line], [row])
+                            shared.catalog.others.add_missing(needed, [line], [row])
                     head = snapshot.id
                 self._write_facts(trajectory)
         except (Conflict, NotFound) as exc:
@@ -293,9 +266,9 @@ class NodePublisher(Publisher):
         return True
 
     def _write_facts(self, trajectory: Trajectory) -> None:
-        """What changes without a snapshot: status, environment, approvals, compensations."""
+        """Write the facts that change without a snapshot: status, environment, approvals, compensations."""
         published = self._shared.catalog.get_trajectory(trajectory.id)
-        self._shared.catalog.add_missing_rows(
+        self._shared.catalog.others.add_missing(
             [],
             [replace(trajectory, head=published.head, began=published.began)],
             [],
@@ -303,8 +276,8 @@ class NodePublisher(Publisher):
             self._catalog.compensations.of_trajectory(trajectory.id),
         )
 
-    def _tag_changes(self, parts: Sequence[_Part]) -> _TagChanges:
-        """What has become of the tags since the fleet was told of them, as far as their snapshots are published."""
+    def _tag_changes(self, parts: Sequence[PublishedPart]) -> _TagChanges:
+        """Compare the tags with those that the fleet was told of, as far as their snapshots are published."""
         told, here = self._marks.told_tags(), self._catalog.tags()
         if here == told:
             return _TagChanges(told, {}, ())
@@ -331,7 +304,7 @@ class NodePublisher(Publisher):
                 _log.warning("the tag %s stays on this node: %s", name, exc.message)
 
     def _intended(self, calls: Sequence[CallID]) -> Collection[CallID]:
-        """Those of a snapshot's irreversible calls that the fleet knows of."""
+        """Choose the irreversible calls of a snapshot that the fleet knows of."""
         return self._shared.coordination.known_intents(calls) if calls else ()
 
     def _known_beginning(self, trajectory: Trajectory, snapshot: Snapshot) -> dict[SnapshotID, object]:
@@ -344,82 +317,14 @@ class NodePublisher(Publisher):
 
     # -- what is to be published ---------------------------------------------------------------------------------------
 
-    def _choose(self) -> tuple[list[_Part], list[tuple[Trajectory, Claim]]]:
-        """The next snapshots, each after those that it names; and trajectories of which only facts have changed."""
-        with self._changed:
-            dirty, self._dirty = self._dirty, set()
-            heard, self._heard = self._heard, set()
-        try:
-            owned = self._claims.claims()
-            lines = {one: line for one in sorted(dirty) if (line := self._line(one, owned)) is not None}
-            waiting = {one: self._marks.unpublished(one) for one in lines}
-            parts = self._ready(lines, {one: left for one, left in waiting.items() if left})
-        except BaseException:
-            with self._changed:
-                self._dirty |= dirty
-                self._heard |= heard
-            raise
-        going = {part.trajectory.id for part in parts}
-        changed = [lines[one] for one in sorted(heard & lines.keys() - going) if self._marks.published(one) >= 0]
-        with self._changed:
-            self._dirty |= {one for one in dirty if waiting.get(one, one not in owned)}
-            self._heard |= heard - lines.keys() - going
-        return parts, changed
-
-    def _ready(
-        self, lines: dict[TrajectoryID, tuple[Trajectory, Claim]], waiting: dict[TrajectoryID, list[Snapshot]]
-    ) -> list[_Part]:
-        """The parts that can be published now. `waiting` loses what they have."""
-        parts: list[_Part] = []
-        upto: dict[TrajectoryID, int] = {}
-        heads: dict[TrajectoryID, SnapshotID | None] = {}
-        room, went_on = BATCH, True
-        while went_on:
-            went_on = False
-            for one, left in waiting.items():
-                ready = self._count_ready(left[:room], upto)
-                if not ready:
-                    continue
-                if one not in heads:  # what a crash has left published and not noted is published again, without effect
-                    heads[one] = self._shared.coordination.owner(one).head
-                parts.append(_Part(*lines[one], heads[one], left[:ready]))
-                heads[one] = left[ready - 1].id
-                waiting[one], room, went_on = left[ready:], room - ready, True
-        return parts
-
-    def _count_ready(self, left: list[Snapshot], upto: dict[TrajectoryID, int]) -> int:
-        """The number of the first snapshots that are stored and name only what is published or goes before them."""
-        for number, one in enumerate(left):
-            named = (self._catalog.get_snapshot(name) for name in named_by(one))
-            if one.state is SnapshotState.CAPTURED or not all(
-                each.seq <= max(upto.get(each.trajectory, -1), self._marks.published(each.trajectory)) for each in named
-            ):
-                return number
-            upto[one.trajectory] = one.seq
-        return len(left)
-
-    def _line(self, one: TrajectoryID, owned: Mapping[TrajectoryID, Claim]) -> tuple[Trajectory, Claim] | None:
-        claim = owned.get(one)
-        if claim is None:
-            return None
-        try:
-            return self._catalog.get_trajectory(one), claim
-        except NotFound:
-            return None
-
-    def _images(self, parts: Sequence[_Part]) -> dict[ImageID, Image]:
+    def _images(self, parts: Sequence[PublishedPart]) -> dict[ImageID, Image]:
         needed = {part.trajectory.spec.image for part in parts}
         needed |= {snapshot.stack.image for part in parts for snapshot in part.snapshots}
         return {image.id: image for image in self._context.images.list() if image.id in needed}
 
     def _give_back(self, why: Conflict) -> None:
         """The fleet has collected what unpublished snapshots build upon: they are stored again from their layers."""
-        again = [
-            snapshot.id
-            for one in sorted(self._dirty)
-            for snapshot in self._marks.unpublished(one)
-            if snapshot.state is SnapshotState.STORED
-        ]
+        again = [one.id for one in self._list.unpublished() if one.state is SnapshotState.STORED]
         _log.error("%s", why.message)
         self._catalog.set_state(again, SnapshotState.CAPTURED)
         self._archive_again()

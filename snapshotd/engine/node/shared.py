@@ -1,4 +1,4 @@
-"""What all nodes of a fleet share, in its PostgreSQL database: the catalog, the right to write, the repository's segments."""
+"""The things that all nodes of a fleet share, in its PostgreSQL database: the catalog, the right to write, the repository's segments."""
 
 from __future__ import annotations
 

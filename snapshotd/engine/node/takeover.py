@@ -22,11 +22,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from snapshotd.catalog.base import Elsewhere
-from snapshotd.catalog.copying import needed_by, rows_of
+from snapshotd.catalog.base import OtherCatalogs
 from snapshotd.engine.context import Context
 from snapshotd.engine.node.base import Takeover
-from snapshotd.engine.node.marks import Marks
+from snapshotd.engine.node.copying import needed_by, rows_of
+from snapshotd.engine.node.marks import PublishedMarks
 from snapshotd.engine.node.shared import Claims, SharedHistory
 from snapshotd.engine.storing.archiver import Archiver
 from snapshotd.errors import Conflict, DataLoss, NotFound, Unavailable
@@ -49,7 +49,7 @@ REFRESH_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class NodeTakeover(Takeover, Elsewhere):
+class NodeTakeover(Takeover, OtherCatalogs):
     """See the module's text, and `node/base.py`."""
 
     def __init__(
@@ -60,7 +60,7 @@ class NodeTakeover(Takeover, Elsewhere):
         write_image: Callable[[TreeID, Path], None],
         shared: SharedHistory,
         claims: Claims,
-        marks: Marks,
+        marks: PublishedMarks,
     ) -> None:
         """`merge`: have this node's index know everything that is published. `write_image`: write the root of an image from
         its stored tree."""
@@ -74,7 +74,7 @@ class NodeTakeover(Takeover, Elsewhere):
     # -- names ---------------------------------------------------------------------------------------------------------
 
     def find(self, wanted: Literal["snapshot", "trajectory"], ref: str) -> bool:
-        """See `catalog.base.Elsewhere`."""
+        """See `OtherCatalogs`."""
         catalog = self._shared.catalog
         try:
             is_line = wanted == "trajectory"
@@ -91,7 +91,7 @@ class NodeTakeover(Takeover, Elsewhere):
         return True
 
     def refresh(self, trajectory: TrajectoryID) -> bool:
-        """See `catalog.base.Elsewhere`. While the database is away, what is here has to do."""
+        """See `OtherCatalogs`. While the database is away, what is here has to do."""
         now = time.monotonic()
         if not self._marks.is_foreign(trajectory) or now - self._looked.get(trajectory, -REFRESH_S) < REFRESH_S:
             return False
@@ -132,7 +132,7 @@ class NodeTakeover(Takeover, Elsewhere):
                 hit("engine.takeover.merged")
                 self._adopt_images(trajectories, missing)
                 self._check(missing)
-            self._catalog.add_missing_rows(
+            self._catalog.others.add_missing(
                 [],
                 [one for one in others if missing or one.id == snapshot.trajectory],
                 rows_of(shared.catalog, missing),
@@ -195,7 +195,7 @@ class NodeTakeover(Takeover, Elsewhere):
         side = TrajectoryID(hashlib.blake2s(f"side branch {trajectory} {left[0].id}".encode()).hexdigest()[:32])
         lost = Claim(trajectory, self._shared.node, 0, 0)  # an owner's fence begins with 1
         claim = self._claims.branch_off(replace(row, head=left[0].parent), lost, side)
-        self._catalog.split_trajectory(trajectory, left[0].id, side)
+        self._catalog.others.split_trajectory(trajectory, left[0].id, side)
         self._marks.set_foreign(trajectory, foreign=True)
         return claim
 

@@ -63,7 +63,6 @@ class Archive:
     def __init__(self, context: Context, archiver: Archiver) -> None:
         self._catalog, self._proof, self._batches = context.catalog, context.store.proof, _Batches(context, archiver)
         self._after_batch: Callable[[], object] = lambda: None
-        self._told: Callable[[], object] = lambda: None
         self._changed = threading.Condition()
         self._due_at: float | None = None
         self._tags_changed = False
@@ -84,10 +83,6 @@ class Archive:
         """Begin to store. `after_batch` is called after each batch."""
         self._after_batch = after_batch
         self._thread.start()
-
-    def tell_of_stored(self, told: Callable[[], object]) -> None:
-        """Call `told` after each batch from now on. It must not block or raise."""
-        self._told = told
 
     def kick(self) -> None:
         """A snapshot was captured."""
@@ -236,7 +231,6 @@ class Archive:
                 _log.error("snapshots stay captured, the next try is in %.0f s: %s", delay, failure.message)
             self._changed.notify_all()
         if failure is None and not self._closed:
-            self._told()
             try:
                 self._after_batch()
             except (SnapshotdError, OSError) as exc:

@@ -46,7 +46,7 @@ class ArchivedTree:
 
 @dataclass(frozen=True, slots=True)
 class ToldOfPeers:
-    """What the archive process is told of the nodes of a fleet: the number of each one's last index segment, and the time at
+    """The nodes of a fleet, as the archive process is told of them: the number of each one's last index segment, and the time at
     which the oldest reader began (None: there is none)."""
 
     segments: Mapping[str, int]

@@ -553,6 +553,7 @@ def test_it_is_recorded_who_did_what(daemon: Daemon, acme: Snapshotd, theirs: Wo
     acme.exec(own.names["ref"], ["true"])
     with pytest.raises(NotFound):
         acme.trajectory(theirs.names["ref"])
+    daemon.client.tokens()
     ask(daemon, "sdt_00000000_wrong", operations.VERSION, theirs.names)
     found = daemon.client.audit(last=20)
     told = [(one.caller, one.tenant, one.address, one.verb, one.status) for one in found]
@@ -562,7 +563,7 @@ def test_it_is_recorded_who_did_what(daemon: Daemon, acme: Snapshotd, theirs: Wo
         (None, None, "127.0.0.1", None, "401"),
     ]
     assert (local_name(), None, None, "exec_attended", "200") in told
-    assert not any(one.address is None and one.verb in ("trajectory", "version", "audit") for one in found)
+    assert not any(one.address is None and one.verb in ("trajectory", "version", "tokens", "audit") for one in found)
     assert (daemon.state_dir / "audit.log").stat().st_mode & 0o777 == 0o600
 
 

@@ -1,0 +1,64 @@
+"""Rows of other catalogs of a fleet. See `parts.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, TypeVar
+
+from snapshotd.catalog.database import CatalogDatabase, Row
+from snapshotd.catalog.lookup import find
+from snapshotd.catalog.parts import OtherCatalogs, OtherRows, SnapshotRow
+from snapshotd.catalog.restore import add_missing_rows
+from snapshotd.catalog.splitting import split_trajectory
+from snapshotd.catalog.tables.figures import SqlFigures
+from snapshotd.errors import NotFound
+from snapshotd.types import Approval, Compensation, Image, SnapshotID, Trajectory, TrajectoryID
+
+_Found = TypeVar("_Found")
+
+
+class SqlOtherRows(OtherRows):
+    def __init__(self, db: CatalogDatabase, figures: SqlFigures, tell: Callable[[TrajectoryID], object]) -> None:
+        """`tell`: told of each trajectory that changed."""
+        self._db, self._figures, self._tell = db, figures, tell
+        self._catalogs: OtherCatalogs | None = None
+
+    def look_up_in(self, catalogs: OtherCatalogs) -> None:
+        self._catalogs = catalogs
+
+    def resolve(self, wanted: Literal["snapshot", "trajectory"], ref: str, get: Callable[[Row], _Found]) -> _Found:
+        """The thing that a ref means: `get` of (snapshot id, trajectory id, ...). Here before elsewhere."""
+
+        def look() -> tuple[_Found, TrajectoryID]:
+            with self._db.lock:
+                found = find(self._db, wanted, ref)
+                return get(found), TrajectoryID(found[1])
+
+        try:
+            result, trajectory = look()
+        except NotFound:
+            if self._catalogs is None or not self._catalogs.find(wanted, ref):
+                raise
+            return look()[0]
+        return look()[0] if self._catalogs is not None and self._catalogs.refresh(trajectory) else result
+
+    def add_missing(
+        self,
+        images: Iterable[Image],
+        trajectories: Sequence[Trajectory],
+        snapshots: Iterable[SnapshotRow],
+        approvals: Sequence[Approval] = (),
+        compensations: Sequence[Compensation] = (),
+    ) -> None:
+        with self._db.transaction():
+            add_missing_rows(self._db, images, trajectories, snapshots, approvals, compensations)
+        for trajectory in trajectories:
+            self._tell(trajectory.id)
+
+    def split_trajectory(self, trajectory_id: TrajectoryID, first: SnapshotID, side: TrajectoryID) -> None:
+        with self._db.lock:
+            with self._db.transaction():
+                split_trajectory(self._db, trajectory_id, first, side)
+            self._figures.forget(trajectory_id)
+        for one in (trajectory_id, side):
+            self._tell(one)
