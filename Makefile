@@ -78,6 +78,7 @@ bench: $(STAMPS)/packages-demo $(DEVELOPS)
 	@mkdir -p build
 	$(BIN)/python benchmarks/bench.py $(BENCH_ARGS) | tee build/bench.md
 	$(BIN)/python benchmarks/mind.py --only gateway | tee -a build/bench.md
+	$(BIN)/python benchmarks/page.py --only watching --by "1 page" --by "20 readers" --calls 200 | tee -a build/bench.md
 	$(BIN)/python benchmarks/plots.py build/bench.md --to build/plots
 
 plots: $(DEVELOPS)

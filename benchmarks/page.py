@@ -1,7 +1,7 @@
 """The page, in Debian's Chromium, over a real daemon: how soon it shows, how it scrolls, what it holds, and what watching
 costs the agent. As root (playwright from PyPI; Debian's chromium):
 
-    python benchmarks/page.py [--calls 10000] [--rounds 15] [--pairs 8] [--json FILE]
+    python benchmarks/page.py [--calls 10000] [--rounds 15] [--pairs 12] [--only PART] [--by WATCHERS] [--json FILE]
 
 One agent makes so many calls through the engine, each a snapshot; each tenth changes a file. Another trajectory has one
 call with 50 MiB of output.
@@ -12,7 +12,7 @@ call with 50 MiB of output.
     large output     from the click until its first lines are painted; memory after that
     commit to row    from the time in the snapshot, taken at its commit, until its row has been painted
     watching         the agent's wait at the end of a call, without a page, with one, with 20, and with 20 readers of the
-                     stream of events that are no browsers: in turns, each as a ratio to the run without that follows it
+                     stream of events that are no browsers: in pairs, each as a ratio to the run without beside it
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import argparse
 import base64
 import contextlib
 import json
+import math
 import os
 import shutil
 import statistics
@@ -250,36 +251,66 @@ def readers(client: Snapshotd, count: int) -> Iterator[None]:
     process.wait()
 
 
-def watching(client: Snapshotd, context: BrowserContext, origin: str, pairs: int) -> dict[str, Any]:
-    kinds = {
-        "1 page": lambda: pages(context, origin, 1),
-        f"{PAGES} pages": lambda: pages(context, origin, PAGES),
-        f"{PAGES} readers": lambda: readers(client, PAGES),
-    }
+WATCHERS = ("1 page", f"{PAGES} readers", f"{PAGES} pages")
+
+
+def watching(
+    client: Snapshotd, context: BrowserContext, origin: str, pairs: int, by: tuple[str, ...]
+) -> dict[str, Any]:
+    every = (lambda: pages(context, origin, 1), lambda: readers(client, PAGES), lambda: pages(context, origin, PAGES))
+    kinds = {name: opened for name, opened in zip(WATCHERS, every, strict=True) if name in by}
     report: dict[str, Any] = {}
     for name, opened in kinds.items():
         with_ms, without_ms = [], []
-        for _ in range(pairs):
-            with opened():
-                with_ms.append(step_ms(client))
-            without_ms.append(step_ms(client))
-        ratios = [a / b for a, b in zip(with_ms, without_ms, strict=True)]
+        for number in range(2 * pairs):
+            if number % 4 in (0, 3):  # each order as often as the other: a machine that grows slower favours neither
+                with opened():
+                    with_ms.append(step_ms(client))
+            else:
+                without_ms.append(step_ms(client))
+        ratios = sorted(a / b for a, b in zip(with_ms, without_ms, strict=True))
+        edge = _rank(pairs)
         report[name] = {
             "with_ms": statistics.median(with_ms),
             "without_ms": statistics.median(without_ms),
             "ratio": statistics.median(ratios),
-            "least": min(ratios),
-            "most": max(ratios),
+            "from": ratios[edge],
+            "to": ratios[-1 - edge],
         }
     return report
+
+
+def _rank(pairs: int) -> int:
+    """The rank, from either end, between which the true median lies in 95 of 100 runs; 0 for fewer than 9 pairs."""
+    rank, tail = 0, 0.5**pairs
+    while tail + math.comb(pairs, rank + 1) * 0.5**pairs <= 0.025:
+        rank += 1
+        tail += math.comb(pairs, rank) * 0.5**pairs
+    return rank
+
+
+def table(watching: dict[str, Any], pairs: int) -> str:
+    """What watching costs, for `make bench`."""
+    lines = [
+        f"{pairs} pairs of runs:",
+        "",
+        "| watched by | wait, watched | wait, alone | ratio | 95 % |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name, one in watching.items():
+        lines.append(
+            f"| {name} | {one['with_ms']:.2f} ms | {one['without_ms']:.2f} ms | {one['ratio']:.2f} | {one['from']:.2f} to {one['to']:.2f} |"
+        )
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--only", choices=["looking", "latency", "watching"], action="append")
+    parser.add_argument("--by", choices=WATCHERS, action="append", help="for `watching`")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
     parts = options.only or ["looking", "latency", "watching"]
@@ -300,12 +331,12 @@ def main() -> None:
                 report[part] = {
                     "looking": lambda: looking(context, origin, options.rounds),
                     "latency": lambda: latency(client, context, origin),
-                    "watching": lambda: watching(client, context, origin, options.pairs),
+                    "watching": lambda: watching(client, context, origin, options.pairs, tuple(options.by or WATCHERS)),
                 }[part]()
                 print(json.dumps({part: report[part]}, indent=1), file=sys.stderr, flush=True)
             browser.close()
         report["load at the end"] = os.getloadavg()[0]
-        print(json.dumps(report, indent=2))
+        print(table(report["watching"], options.pairs) if parts == ["watching"] else json.dumps(report, indent=2))
         if options.json:
             options.json.write_text(json.dumps(report, indent=2) + "\n")
     finally:

@@ -30,6 +30,11 @@ def agent() -> str:
     return README.read_text().partition("```python\n")[2].partition("```")[0]
 
 
+def shop() -> str:
+    """The README's command that makes its folder."""
+    return next(line for line in README.read_text().splitlines() if line.startswith("mkdir shop"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--state-dir", type=Path)
@@ -46,8 +51,7 @@ def main() -> None:
                 command, check=True, stdout=subprocess.PIPE, text=True, cwd=folder, env={**os.environ, **env}
             ).stdout
 
-        (folder / "shop").mkdir()
-        (folder / "shop" / "shop.py").write_text("def price(net):\n    return net * 1.19\n")
+        subprocess.run(shop(), shell=True, check=True, cwd=folder)
         (folder / "agent.py").write_text(agent())
         try:
             if options.state_dir is None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from snapshotd.errors import UsageError
 from snapshotd.junit import JUnitCounts
+from snapshotd.terms import number_of
 
 SCORER_PATH = "/tmp/score"
 """Place of the scorer's files in a fork, unless another is named."""
@@ -229,6 +230,48 @@ class ExperimentInfo:
             "variants": [{"label": one.label, **one.scores.statistics()} for one in self.variants],
             "branches": [one.json() for one in self.branches],
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """Most that may be used; None: no limit. `cost` is in the unit of the prices."""
+
+    seconds: float | None = None
+    calls: int | None = None
+    tokens: float | None = None
+    cost: float | None = None
+
+    @property
+    def limited(self) -> bool:
+        return any(one is not None for one in (self.seconds, self.calls, self.tokens, self.cost))
+
+    def exceeded(self, seconds: float, calls: int, tokens: int, cost: float) -> str | None:
+        """The first limit that is passed, in words."""
+        for limit, used, unit in (
+            (self.seconds, seconds, "seconds"),
+            (self.calls, calls, "calls"),
+            (self.tokens, tokens, "tokens"),
+            (self.cost, cost, "of cost"),
+        ):
+            if limit is not None and used > limit:
+                return f"{limit:g} {unit}"
+        return None
+
+
+UNLIMITED = Spending()
+
+
+def why_ended(
+    branches: Sequence[ExperimentBranch], seconds: float, *, first_pass: bool, best_of: int | None, stop: Spending
+) -> str | None:
+    """The stop rule of an experiment that holds with these branches, after so many seconds; None: none does."""
+    if first_pass and (passed := next((one for one in branches if one.passed), None)) is not None:
+        return f"{passed.called} passed"
+    if best_of is not None and sum(one.state == "scored" for one in branches) >= best_of:
+        return f"{number_of(best_of, 'branch')} scored"
+    calls, tokens = sum(one.calls for one in branches), sum(sum(one.tokens) for one in branches)
+    limit = stop.exceeded(seconds, calls, tokens, sum(one.cost for one in branches))
+    return None if limit is None else f"more than {limit} were used"
 
 
 def _run(branch: ExperimentBranch) -> ScoredRun:

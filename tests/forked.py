@@ -47,6 +47,8 @@ _COMMANDS = "/commands"
 """Comes after the address of the process that has all, in the address of the one that forks commands."""
 _LATER_IN_COMMANDS = ("rich.live", "rich.progress", "rich.table", "rich.tree")
 """Imported by a command when they are needed."""
+_OF_EXTRAS = ("snapshotd.client.fleet.database", "snapshotd.client.fleet.ray")
+"""They need what an installation may lack."""
 _LATER = (
     "snapshotd.gateway.server",
     "uvicorn.protocols.http.h11_impl",
@@ -619,7 +621,8 @@ def _import_everything() -> None:
 def _import_all_of(*packages: ModuleType) -> None:
     for package in packages:
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            importlib.import_module(found.name)
+            if found.name not in _OF_EXTRAS:
+                importlib.import_module(found.name)
 
 
 def _main() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from snapshotd.api.commands import CommandFields
 from snapshotd.config import read
+from snapshotd.daemon.host import AS_ROOT, Footing, become_able, footing_of
 from snapshotd.daemon.wiring import open_engine
 from snapshotd.engine.base import SandboxRequest
 from snapshotd.engine.engine import Engine
@@ -23,7 +24,7 @@ from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.protocol.agent_handler import Intent, Outcome
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.types import CallStatus, EntryKind, Message, SideEffect, Snapshot, SnapshotID, new_id
-from tests import forked
+from tests import forked, way
 from tests.leftovers import nothing_left
 
 DONE, FAILED = CallStatus.DONE, CallStatus.FAILED
@@ -121,11 +122,13 @@ class Agent:
 
 @contextlib.contextmanager
 def engine(root: Path) -> Iterator[Engine]:
-    """With the tree `root` as its image "default"; nothing is left behind."""
+    """With the tree `root` as its image "default"; nothing is left behind. An ordinary user's process is in a user namespace
+    from then on."""
     state_dir = Path(tempfile.mkdtemp(prefix="snapshotd-mind-", dir="/var/tmp"))
     try:
-        with forked.children():
-            opened = reopened(state_dir)
+        with contextlib.nullcontext() if way.WAY else forked.children():  # which were forked outside of its namespace
+            footing = become_able(footing_of(read(), None), state_dir) if way.WAY else AS_ROOT
+            opened = reopened(state_dir, footing)
             try:
                 opened.images.import_(str(root), "default", lambda _: None)
                 yield opened
@@ -143,8 +146,8 @@ def clear(opened: Engine) -> None:
         opened.runs.remove(trajectory.id, force=True)
 
 
-def reopened(state_dir: Path) -> Engine:
-    found = open_engine(replace(read(), state_dir=str(state_dir)))
+def reopened(state_dir: Path, footing: Footing = AS_ROOT) -> Engine:
+    found = open_engine(replace(read(), state_dir=str(state_dir)), footing)
     assert isinstance(found, Engine)
     return found
 

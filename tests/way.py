@@ -44,6 +44,7 @@ LEFT_OUT = {
     "test_share.py::test_the_browsing_process_is_killed": _MOUNT,
     "test_shell.py::test_a_person_edits_lines_and_goes_back": _SEEN,
     "test_survive.py::test_behind_the_gateway": _SEEN,
+    "test_uncommitted.py::test_what_came_back_goes_again_by_itself": "a start before the layers of a cold snapshot are written",
     "test_background.py::test_a_full_disk_ends_it_and_nothing_else": "the test mounts a full disk",
 }
 """A test, or a whole file, and what it needs that an ordinary user has not, or has in another way (docs/install.md)."""

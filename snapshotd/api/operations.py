@@ -62,6 +62,7 @@ from snapshotd.api.trajectories import (
     ForkInfo,
     ForkQueueRequest,
     ForkRequest,
+    KeepAliveRequest,
     NetworkInfo,
     NetworkRequest,
     OverviewInfo,
@@ -134,6 +135,7 @@ CREATE = Operation("POST", "/sandboxes", CreatedInfo, RUN, "runs", body=CreateRe
 SANDBOXES = Operation("GET", "/sandboxes", list[SandboxInfo], READ, "runs")
 RUN_AGENT = Operation("POST", "/runs", TrajectoryInfo, RUN, "runs", body=RunAgentRequest, once=True, status=201)
 STOP = Operation("POST", "/trajectories/{ref}/stop", TrajectoryInfo, RUN, "runs", by="runs")
+KEEP_ALIVE = Operation[None]("POST", "/keep_alive", None, RUN, "runs", body=KeepAliveRequest, by="runs")
 TAKE_SNAPSHOT = Operation(
     "POST", "/trajectories/{ref}/snapshot", SnapshotInfo, RUN, "runs", body=SnapshotRequest, once=True, by="runs"
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from snapshotd.api.record import ApiRecord, record
+from typing import Annotated
+
+from snapshotd.api.record import ApiRecord, OneOf, record
 from snapshotd.api.storage import UsageInfo
 
 DISK_MAX = 10_000
@@ -76,6 +78,24 @@ class RequestStats(ApiRecord):
 
 
 @record(frozen=True)
+class NodeStats(ApiRecord):
+    """A node of a fleet, as its database has it since the node's last renewal."""
+
+    node: str
+    state: Annotated[str, OneOf("leased", "draining", "lost")]
+    """`lost`: its lease has run out, and others may take its trajectories over."""
+    lease_s: float
+    """Left of its lease."""
+    trajectory_count: int
+    free_memory_bytes: int
+    starting_count: int
+    starting_max: int
+    unpublished_count: int
+    """Snapshots that it has captured and not published: its lag."""
+    architecture: str
+
+
+@record(frozen=True)
 class StatsInfo(ApiRecord):
     measured_at: str
     began_at: str
@@ -88,3 +108,5 @@ class StatsInfo(ApiRecord):
     requests: tuple[RequestStats, ...]
     watchers: int
     """Clients that follow events of all trajectories."""
+    nodes: tuple[NodeStats, ...] = ()
+    """All nodes of the fleet that the daemon belongs to; empty where there is none."""

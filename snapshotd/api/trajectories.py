@@ -256,6 +256,11 @@ class ForkRequest(Request):
 
 
 @record(frozen=True)
+class KeepAliveRequest(Request):
+    trajectories: Annotated[tuple[str, ...], Bounds(max_length=QUEUE_MAX)]
+
+
+@record(frozen=True)
 class ForkQueueRequest(Request):
     n: Annotated[int, Bounds(ge=1, le=QUEUE_MAX)] = 1
     """Does not count where there are variants."""

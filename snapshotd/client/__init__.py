@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from snapshotd.client.aio.sandbox import AsyncCommand, AsyncSandbox, AsyncSnapshot
     from snapshotd.client.client import Snapshotd
     from snapshotd.client.feeding import AsyncTerminal, Terminal
+    from snapshotd.client.fleet.branch import Branch
+    from snapshotd.client.fleet.fleet import Fleet
     from snapshotd.client.following import StillRunning
     from snapshotd.client.outcomes import ExecFailed, ExecResult, RunResult
     from snapshotd.client.results import FileInfo, Policy, Provider, ServiceOptions, WriteInfo
@@ -38,10 +40,12 @@ __all__ = [
     "AsyncSnapshot",
     "AsyncSnapshotd",
     "AsyncTerminal",
+    "Branch",
     "Command",
     "ExecFailed",
     "ExecResult",
     "FileInfo",
+    "Fleet",
     "Policy",
     "Port",
     "Provider",
@@ -61,6 +65,8 @@ _MODULES = {
     "client.aio.sandbox": ("AsyncCommand", "AsyncSandbox", "AsyncSnapshot"),
     "client.client": ("Snapshotd",),
     "client.feeding": ("AsyncTerminal", "Terminal"),
+    "client.fleet.branch": ("Branch",),
+    "client.fleet.fleet": ("Fleet",),
     "client.following": ("StillRunning",),
     "client.outcomes": ("ExecFailed", "ExecResult", "RunResult"),
     "client.results": ("FileInfo", "Policy", "Provider", "ServiceOptions", "WriteInfo"),

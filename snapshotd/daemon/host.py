@@ -41,6 +41,11 @@ class Footing:
         """True if it is known already that all sandboxes are plain folders."""
         return self.wanted is Mode.FOLDER or bool(self.refusal)
 
+    @property
+    def in_namespace(self) -> bool:
+        """True if the daemon has entered a user namespace (`become_able`)."""
+        return not self.places.is_root and not self.in_folder
+
     def without_isolation(self, refusal: str) -> Footing:
         """The ground of a daemon for which nothing isolates. Unsupported with the reason where that will not do."""
         if self.wanted is Mode.FOLDER:
@@ -71,7 +76,7 @@ def choose_mode(host: Abilities, footing: Footing) -> tuple[Mode, str]:
     the host. Where there is none and plain folders will do, `FOLDER`, and the reason why sandboxes run only that ask for
     no isolation. Unsupported when this host is not able to it, with what is missing."""
     if footing.in_folder:
-        return Mode.FOLDER, footing.refusal
+        return _folder(host, footing.refusal)
     able, wanted = host.modes(), footing.wanted
     best = Mode.ROOTLESS if host.is_rootless else Mode.PIVOT
     mode = wanted or best
@@ -91,7 +96,14 @@ def choose_mode(host: Abilities, footing: Footing) -> tuple[Mode, str]:
         f"this machine cannot run sandboxes in the mode {mode}: {missing}.{rootless.restriction() if host.is_rootless else ''} "
         f"`snapshotd doctor` says how to get what is missing{weaker}"
     )
-    return Mode.FOLDER, footing.without_isolation(reason).refusal
+    return _folder(host, footing.without_isolation(reason).refusal)
+
+
+def _folder(host: Abilities, refusal: str) -> tuple[Mode, str]:
+    """Unsupported where no layer can be kept, with what is missing."""
+    if not host.keeps_marks:
+        raise Unsupported(host.reasons["keeps_marks"])
+    return Mode.FOLDER, refusal
 
 
 def hand_down_controllers(host: Abilities) -> None:
@@ -173,7 +185,7 @@ def note_namespace(footing: Footing, state_dir: Path) -> None:
     will do. The caller holds its lock."""
     if footing.refusal:
         (state_dir / _NAMESPACE).write_text(_NONE)
-    elif not footing.places.is_root and not footing.in_folder:
+    elif footing.in_namespace:
         (state_dir / _NAMESPACE).write_text(f"{rootless.own_inode()} {rootless.ids_here()}")
 
 

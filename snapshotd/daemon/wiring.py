@@ -152,7 +152,9 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
         keeper = KeeperClient(run_dir / "keeper" / "keeper.sock", host_mounts())
         # The kernel tells no process of a user namespace the filters that the starter copies.
         starter = Starter(used=config.starts_with == "starter" and mode is not Mode.ROOTLESS)
-        runtimes: dict[str, Runtime] = {NO_ISOLATION: FolderRuntime(run_dir / "none", keeper)}
+        runtimes: dict[str, Runtime] = {
+            NO_ISOLATION: FolderRuntime(run_dir / "none", keeper, leaves_rights=footing.in_namespace)
+        }
         if mode is not Mode.FOLDER:
             hand_down_controllers(store.host)
             runtimes["runc"] = RuncRuntime(
@@ -292,7 +294,9 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker, rights: 
         values=values,
         folders=folders,
         storage=storage,
-        stats=StatsService(context, sessions, storage, background.pauses),
+        stats=StatsService(
+            context, sessions, storage, background.pauses, None if node is None else node.describe_fleet
+        ),
         images=ImageService(context),
         requests=Requests(context.catalog),
         find=FindService(context, index, filling),

@@ -134,6 +134,7 @@ class Life:
             "layer_kind": context.store.kind,
             "free_bytes": context.store.free_bytes(),
             "free_memory_bytes": available_bytes(),
+            "processor_count": len(os.sched_getaffinity(0)),
             "runtimes": {name: runtime.unavailable() or "available" for name, runtime in context.runtimes.items()},
             "trajectory_count": len(self._catalog.trajectories()),
             "sandbox_count": len(self._sessions.live()),

@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from snapshotd.api.stats import NodeStats
 from snapshotd.errors import Conflict, NotFound
 from snapshotd.fleet import protocol
 from snapshotd.fleet.base import (
+    SECOND_NS,
     Claim,
     Coordination,
     IntentState,
@@ -38,6 +40,20 @@ _T = TypeVar("_T")
 _LEASE = "node, host, epoch, renewals, until_ns"
 _OWNER = "trajectory, node, epoch, fence, head, side_of"
 _INTENT = "call, trajectory, fence, state, said"
+
+
+def _described(room: NodeRoom, owned: int) -> NodeStats:
+    return NodeStats(
+        node=room.node,
+        state="lost" if room.lease_ns <= 0 else "draining" if room.draining else "leased",
+        lease_s=max(0.0, round(room.lease_ns / SECOND_NS, 1)),
+        trajectory_count=owned,
+        free_memory_bytes=max(0, room.free_bytes),
+        starting_count=room.starting,
+        starting_max=room.starting_most,
+        unpublished_count=room.unpublished,
+        architecture=room.architecture,
+    )
 
 
 class PostgresCoordination(Coordination):
@@ -236,6 +252,11 @@ class PostgresCoordination(Coordination):
         """The number of trajectories of each node that has any. Cost: all of them."""
         rows = self._read("SELECT node, count(*) FROM {}.owners WHERE node IS NOT NULL GROUP BY node")
         return {NodeID(node): count for node, count in rows}
+
+    def describe_nodes(self) -> tuple[NodeStats, ...]:
+        """The nodes by name, with their leases, trajectories, room and lag. Cost: all trajectories."""
+        counts = self.owned_counts()
+        return tuple(_described(room, counts.get(room.node, 0)) for room in self.rooms())
 
     def reserve(self, node: NodeID, count: int, memory_bytes: int) -> str:
         """Reserve room for `count` sandboxes on a node, until its next renewals have had time to count them. Returns the

@@ -109,6 +109,8 @@ class Abilities:
     """Name of a missing ability to the reason, in a few words."""
     looks: bool = True
     """A process of a sandbox can be looked at: its files, its namespaces."""
+    keeps_marks: bool = True
+    """The file system of the layers keeps extended attributes of the kind that the marks are. Plain folders need that, too."""
     priorities: bool = True
     """A process can get its priority back, and one of another user can be moved to other processors."""
 

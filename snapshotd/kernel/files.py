@@ -194,9 +194,10 @@ def fd_path(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
 
 
-SHADOWS = ("trusted.SGI_ACL_FILE", "trusted.SGI_ACL_DEFAULT")
-"""Under these names XFS lists its stored form of system.posix_acl_access and _default once more, for root
-(fs/xfs/xfs_xattr.c). They are no attributes of the file: on another file system they would appear as foreign ones."""
+SHADOWS = ("trusted.SGI_ACL_FILE", "trusted.SGI_ACL_DEFAULT", "system.nfs4_acl", "system.nfs4_dacl", "system.nfs4_sacl")
+"""Under the first two names XFS lists its stored form of system.posix_acl_access and _default once more, for root
+(fs/xfs/xfs_xattr.c); under the others NFS lists owner and mode once more, and they cannot be removed (fs/nfs/nfs4proc.c).
+They are no attributes of the file: on another file system they would appear as foreign ones."""
 
 
 def read_xattrs(path_fd: int) -> dict[bytes, bytes]:
@@ -340,8 +341,23 @@ def _remove_files(fd: int) -> list[bytes]:
 
 
 def rename_no_replace(source_fd: int, source: bytes, target_fd: int, target: bytes) -> None:
-    """Rename, failing with FileExistsError instead of replacing."""
-    sc.call("renameat2", source_fd, source, target_fd, target, sc.RENAME_NOREPLACE)
+    """Rename, failing with FileExistsError instead of replacing. A file system that is not able to it (NFS) gets a second
+    name for a file before the first goes; for a directory a look and a plain rename, which leaves others a moment."""
+    try:
+        sc.call("renameat2", source_fd, source, target_fd, target, sc.RENAME_NOREPLACE)
+        return
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:
+            raise
+    try:
+        os.link(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd, follow_symlinks=False)
+    except PermissionError:  # a directory
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(target, dir_fd=target_fd, follow_symlinks=False)
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
+        os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
+    else:
+        os.unlink(source, dir_fd=source_fd)
 
 
 def exchange(a_fd: int, a: bytes, b_fd: int, b: bytes) -> None:

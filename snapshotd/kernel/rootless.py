@@ -35,6 +35,7 @@ from snapshotd.kernel.processes import runs, start_time
 
 RANGE_IDS = 65_536
 """Ids of a container; a range of fewer is not used."""
+_RANGE_FILES = ("/etc/subuid", "/etc/subgid")
 _FIRST_SPARE = 100_000
 """Distributions give no user ids below this (SUB_UID_MIN, login.defs(5))."""
 _NS_GET_PARENT = 0xB702
@@ -47,10 +48,18 @@ _RESTRICTION = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """One extent of ids that /etc/subuid or /etc/subgid gives the user."""
+    """One extent of ids that /etc/subuid or /etc/subgid gives a user."""
 
     first: int
     count: int
+
+    def __str__(self) -> str:
+        """As usermod(8) takes it."""
+        return f"{self.first}-{self.first + self.count - 1}"
+
+    def meets(self, other: _Range | None) -> bool:
+        """True if an id is in both."""
+        return other is not None and self.first < other.first + other.count and other.first < self.first + self.count
 
 
 def ids_here() -> int:
@@ -86,10 +95,26 @@ def no_range() -> str | None:
         if shutil.which(program) is None:
             return f"{program} is not installed: `apt-get install uidmap`"
     user = _user_name()
-    for file in ("/etc/subuid", "/etc/subgid"):
+    for file in _RANGE_FILES:
         if _range_in(file) is None:
-            free = f"{(first := _free_first())}-{first + RANGE_IDS - 1}"
+            free = _Range(_free_first(), RANGE_IDS)
             return f"{file} gives {user} no {RANGE_IDS} ids: `sudo usermod --add-subuids {free} --add-subgids {free} {user}`"
+    return None
+
+
+def shared_range() -> str | None:
+    """None if the ids of the user's range are no other user's; else the reason, and what to do. There is a range
+    (`no_range`)."""
+    user, (uids, gids) = _user_name(), map(_range_in, _RANGE_FILES)
+    for file, own in zip(_RANGE_FILES, (uids, gids), strict=True):
+        others = [f"{name} {given}" for name, given in _ranges(file) if name not in _own_names() and given.meets(own)]
+        if others:
+            free = _Range(_free_first(), RANGE_IDS)
+            return (
+                f"{file} gives ids of {user} {own} also to {', '.join(others)}: `sudo usermod --del-subuids {uids} "
+                f"--del-subgids {gids} --add-subuids {free} --add-subgids {free} {user}`, after `snapshotd export` of what "
+                "shall stay and the removal of the state directory, whose files have the old ids"
+            )
     return None
 
 
@@ -110,6 +135,15 @@ def enter(earlier: int | None = None, ids: int = 0) -> None:
         if held is not None:
             os.close(held)
     _keep_capabilities()
+
+
+def leave_rights() -> None:
+    """Make this process, and what it will start, the user as the machine knows them: the ids that they have outside of this
+    user namespace, no capabilities, no rights over the namespace's mounts and other ids. From the only thread. OSError."""
+    user, group = _outside("uid_map", os.geteuid()), _outside("gid_map", os.getegid())
+    _unshare()
+    _map_alone(user, group)
+    sc.call("capset", struct.pack("Ii", _CAPABILITIES_VERSION, 0), bytes(24))
 
 
 def not_own(directory: Path, *, make: bool) -> str | None:
@@ -165,22 +199,42 @@ def _enter_new(ids: int) -> None:
             errno.EPERM, f"files of this state directory have ids of a range that there is no more ({missing})"
         )
     wants_range = missing is None and ids != 1
-    ranges = (_range_in("/etc/subuid"), _range_in("/etc/subgid")) if wants_range else None
+    ranges = (_range_in(_RANGE_FILES[0]), _range_in(_RANGE_FILES[1])) if wants_range else None
     map_ids = _helper(uid, gid, ranges)
-    try:
-        sc.call("unshare", sc.CLONE_NEWUSER)
-    except OSError as exc:
-        raise OSError(exc.errno, f"a user namespace cannot be made: {os.strerror(exc.errno or 0)}") from None
+    _unshare()
     if map_ids():
         return
     if ids > 1:
         raise OSError(errno.EPERM, "newuidmap cannot map the range of /etc/subuid: see that it is set-user-id root")
-    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+    _map_alone((0, uid), (0, gid))
+
+
+def _unshare() -> None:
+    try:
+        sc.call("unshare", sc.CLONE_NEWUSER)
+    except OSError as exc:
+        raise OSError(exc.errno, f"a user namespace cannot be made: {os.strerror(exc.errno or 0)}") from None
+
+
+def _map_alone(user: tuple[int, int], group: tuple[int, int]) -> None:
+    """Give this process's new user namespace one user and one group, each as the number inside and the one outside.
+    OSError."""
+    files = {"setgroups": "deny", "uid_map": f"{user[0]} {user[1]} 1", "gid_map": f"{group[0]} {group[1]} 1"}
+    for name, text in files.items():
         try:
             with open(f"/proc/self/{name}", "w") as f:
                 f.write(text)
         except OSError as exc:
             raise OSError(exc.errno, f"the user's id cannot be mapped into a user namespace: {exc.strerror}") from None
+
+
+def _outside(file: str, number: int) -> tuple[int, int]:
+    """The number outside of this user namespace of an id in it, and the id. OSError: it has none."""
+    with open(f"/proc/self/{file}") as f:
+        for first, outside, count in (map(int, line.split()) for line in f):
+            if first <= number < first + count:
+                return outside + number - first, number
+    raise OSError(errno.EINVAL, f"the id {number} is not mapped in {file}")
 
 
 def _helper(uid: int, gid: int, ranges: tuple[_Range | None, _Range | None] | None) -> Callable[[], bool]:
@@ -240,13 +294,18 @@ def _run_helpers(target: int, wanted: tuple[tuple[int, _Range | None], ...]) -> 
 
 def _range_in(file: str) -> _Range | None:
     """The first range that is large enough."""
-    own = {_user_name(), str(os.getuid())}
+    own = _own_names()
     return next((found for name, found in _ranges(file) if name in own and found.count >= RANGE_IDS), None)
+
+
+def _own_names() -> set[str]:
+    """The names of this user in such a file."""
+    return {_user_name(), str(os.getuid())}
 
 
 def _free_first() -> int:
     """The first id of a range that no user has: users with the same ids could end, and own, what is each other's."""
-    given = [found for file in ("/etc/subuid", "/etc/subgid") for _, found in _ranges(file)]
+    given = [found for file in _RANGE_FILES for _, found in _ranges(file)]
     return max([_FIRST_SPARE, *(found.first + found.count for found in given)])
 
 

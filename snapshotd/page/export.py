@@ -24,6 +24,8 @@ PART_MAX_BYTES = 64 << 10
 DATA_MAX_BYTES = 64 << 20
 """Bytes kept of all outputs, messages and patches together; later ones are left out."""
 Progress = Callable[[str], object]
+_FILE_MAX_BYTES, _OMITTED_MAX = 2 << 20, 100
+"""Larger files are named in a patch, and not in it; so many of them."""
 _PAGE = 200
 
 
@@ -107,15 +109,20 @@ class _Saving:
 
     def _save_patch(self, ref: str) -> None:
         patch, outside = b"", 0
-        for event in iterate(run(self._transport.lines(*op.PATCH.at(), query={"a": ref}))):
+        omitted: list[dict[str, Any]] = []
+        query: dict[str, str | int | bool | None] = {"a": ref, "max_file_bytes": _FILE_MAX_BYTES}
+        for event in iterate(run(self._transport.lines(*op.PATCH.at(), query=query))):
             if event["event"] == "end":
                 outside = event["outside"]
+            elif event["event"] == "omitted":
+                omitted.append({"path": event["path"], "bytes": event["bytes"]})
             elif len(patch) <= PART_MAX_BYTES:
                 patch += base64.b64decode(event["data_b64"])
         whole = self._bounded(patch)
         if len(whole) < len(patch):
             whole = whole[: whole.rfind(b"\n") + 1] + b" ...\n"
-        self._data["patches"][ref] = {"data_b64": base64.b64encode(whole).decode(), "outside": outside}
+        data = base64.b64encode(whole).decode()
+        self._data["patches"][ref] = {"data_b64": data, "outside": outside, "omitted": omitted[:_OMITTED_MAX]}
 
     def _bounded_message(self, message: dict[str, Any]) -> dict[str, Any]:
         text = json.dumps(message["content"])

@@ -15,12 +15,14 @@ origin, and sends it with each request.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import secrets
 import socket
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 from urllib.parse import quote
@@ -33,19 +35,20 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from snapshotd.api.wire import API_PREFIX
-from snapshotd.errors import Conflict, NotFound, NotPermitted, SnapshotdError, UsageError
+from snapshotd.errors import NotFound, NotPermitted, SnapshotdError, UsageError
 from snapshotd.page.bundle import join_script
 from snapshotd.page.passing import PAGE, pass_events, pass_on, send_tree, to_daemon
+from snapshotd.page.room import PageRoom, RoomProtocol
 from snapshotd.page.terminal import MESSAGE_MAX_BYTES, serve_terminal
+from snapshotd.serving import HEAD_S, listen_on
 
 IDLE_S = 900.0
 """The server ends when no page was open for so long."""
 PAGE_KEY = "x-snapshotd-page"
 """The header with the session's key. Where a browser lets a page send no header, it is a member of the query."""
-SCRIPT = "page.js"
-"""All modules of the page in one file."""
+SCRIPT, STYLE = "page.js", "style.css"
+"""All modules of the page in one file; and its style."""
 _SIGN_IN_MAX_BYTES = 256
-_CONNECTIONS_MAX = 256
 _STATIC = files("snapshotd.page") / "static"
 _TYPES = {
     ".html": "text/html",
@@ -55,11 +58,11 @@ _TYPES = {
     ".txt": "text/plain",
 }
 _HEADERS = {
+    "cache-control": "no-store",
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
-    "cache-control": "no-store",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "referrer-policy": "no-referrer",
@@ -67,6 +70,8 @@ _HEADERS = {
     "x-frame-options": "DENY",
 }
 """Every answer has these. The page has no script and no style but its own files; nothing may frame it, or read what it gets."""
+_KEPT = "private, max-age=31536000, immutable"
+"""`cache-control` of a file whose address names its content. A browser keeps what it has made of a script, too."""
 _TREES, _TERMINALS, _EVENTS = "/tree/", "/terminal/", "/events/"
 _PRIVATE = (f"{API_PREFIX}/", _TREES, _TERMINALS, _EVENTS)
 """Paths that need the session: all but the page's files."""
@@ -77,17 +82,11 @@ class PageServer:
 
     def __init__(self, socket_path: str, *, port: int = 0, idle_s: float = IDLE_S) -> None:
         """Listens at once, on 127.0.0.1; port 0 is any free one. Conflict when the port is taken."""
-        self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            self._listener.bind(("127.0.0.1", port))
-            self._listener.listen()
-        except OSError as exc:
-            self._listener.close()
-            raise Conflict(f"127.0.0.1:{port} cannot be listened on ({exc.strerror}); choose another port") from exc
+        self._listener: socket.socket = listen_on(port)
         self.port: int = self._listener.getsockname()[1]
         self._token = secrets.token_urlsafe(24)
-        session = _Session(self._token)
+        room = PageRoom()
+        session = _Session(self._token, room)
         app = Starlette(
             routes=[
                 Route("/session", session.open, methods=["POST"]),
@@ -108,10 +107,10 @@ class PageServer:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                http="h11",  # it bounds the head of a request, which anybody may send
+                loop="asyncio",  # it closes the socket object with the connection, which `PageRoom` looks at
+                http=partial(RoomProtocol, room),  # type: ignore[arg-type]
                 ws="websockets-sansio",
                 ws_max_size=MESSAGE_MAX_BYTES,
-                limit_concurrency=_CONNECTIONS_MAX,
                 timeout_graceful_shutdown=1,
             )
         )
@@ -138,19 +137,23 @@ class _Server(uvicorn.Server):
 class _Session:
     """The one session of a server: its token opens it once."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, room: PageRoom) -> None:
         self._token: str | None = token
+        self._room = room
         self._cookie = self._key = ""
 
     async def open(self, request: Request) -> Response:
         """Exchange the token for a cookie that no script can read, and a key that no other origin gets."""
         try:
-            given = json.loads(await _small_body(request))["token"]
-        except (ValueError, KeyError, TypeError):
+            async with asyncio.timeout(HEAD_S):
+                given = json.loads(await _small_body(request))["token"]
+        except (ValueError, KeyError, TypeError, TimeoutError):
             raise UsageError('the session is opened with {"token": TEXT}') from None
         if self._token is None or not _same(given, self._token):
             raise NotPermitted("this address has been used, or is not the server's; run `snapshotd ui` for a new one")
         self._token, self._cookie, self._key = None, secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        if request.client is not None:
+            self._room.give_to(request.client.port)
         answer = JSONResponse({"key": self._key})
         answer.set_cookie(self._name(request), self._cookie, httponly=True, samesite="strict")
         return answer
@@ -193,10 +196,10 @@ class _Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    *((name.encode(), value.encode()) for name, value in _HEADERS.items()),
-                ]
+                given = list(message.get("headers", ()))
+                own = ((name.encode(), value.encode()) for name, value in _HEADERS.items())
+                is_kept = (b"cache-control", _KEPT.encode()) in given
+                message["headers"] = given + [one for one in own if not is_kept or one[0] != b"cache-control"]
             await send(message)
 
         if scope["type"] == "lifespan":
@@ -261,24 +264,37 @@ async def _file(request: Request) -> Response:
     found = _page_files().get(request.path_params["path"] or "index.html")
     if found is None:
         raise NotFound(f"the page has no {request.url.path}")
-    media_type, data = found
-    return Response(data, media_type=media_type)
+    media_type, data, version = found
+    is_kept = request.query_params.get("v") == version
+    return Response(data, media_type=media_type, headers={"cache-control": _KEPT} if is_kept else None)
 
 
 @cache
-def _page_files() -> dict[str, tuple[str, bytes]]:
-    """Path to media type and content: only what is here can be asked for."""
-    found: dict[str, tuple[str, bytes]] = {}
+def _page_files() -> dict[str, tuple[str, bytes, str]]:
+    """Path to media type, content and version: only what is here can be asked for.
+
+    The first file names the other two with their digests. Another user's server may have had this port before, and left
+    the browser a script under this address: it does not run.
+    """
+    found: dict[str, bytes] = {}
 
     def collect(folder: Any, prefix: str) -> None:
         for entry in folder.iterdir():
             if entry.is_dir():
                 collect(entry, f"{prefix}{entry.name}/")
-            elif (media_type := _TYPES.get(f".{entry.name.rpartition('.')[2]}")) is not None:
-                found[prefix + entry.name] = (media_type, entry.read_bytes())
+            elif f".{entry.name.rpartition('.')[2]}" in _TYPES:
+                found[prefix + entry.name] = entry.read_bytes()
 
     collect(_STATIC, "")
-    return {**found, SCRIPT: (_TYPES[".js"], join_script().encode())}
+    found[SCRIPT] = join_script().encode()
+    for name in (SCRIPT, STYLE):
+        named = f'{name}?v={_version(found[name])}" integrity="sha256-{base64.b64encode(sha256(found[name]).digest()).decode()}'
+        found["index.html"] = found["index.html"].replace(f'"{name}"'.encode(), f'"{named}"'.encode())
+    return {path: (_TYPES[f".{path.rpartition('.')[2]}"], data, _version(data)) for path, data in found.items()}
+
+
+def _version(data: bytes) -> str:
+    return sha256(data).hexdigest()[:16]
 
 
 async def _refused(request: Request, exc: Exception) -> Response:

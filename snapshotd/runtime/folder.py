@@ -1,5 +1,6 @@
 """The driver for machines that give nothing: a sandbox is a plain folder, and its commands are ordinary processes with
-the daemon's rights. There is no isolation: only writing is limited, to the folder, and where the kernel has Landlock.
+the rights of the daemon's user. There is no isolation: only writing is limited, to the folder, and where the kernel has
+Landlock.
 
 A *container* is here the process that starts the commands (folder_main.py), and the folder that stands for its root
 (`Container.root`). Paths of an `ExecSpec` that lie in the sandbox (its working directory, and `RUN_DIR` in values of its
@@ -52,9 +53,10 @@ class FolderRuntime(Runtime):
 
     name = NO_ISOLATION
 
-    def __init__(self, run_dir: Path, keeper: KeeperClient) -> None:
-        """`keeper`: holds the inputs of kept commands."""
-        self._run_dir, self._keeper = run_dir, keeper
+    def __init__(self, run_dir: Path, keeper: KeeperClient, *, leaves_rights: bool = False) -> None:
+        """`keeper`: holds the inputs of kept commands. `leaves_rights`: commands have no rights over the user namespace that
+        the daemon has entered."""
+        self._run_dir, self._keeper, self._leaves_rights = run_dir, keeper, leaves_rights
         self._first: dict[ContainerID, _First] = {}
         self._lock = threading.Lock()
 
@@ -67,7 +69,7 @@ class FolderRuntime(Runtime):
         directory = self._run_dir / spec.id
         directory.mkdir(mode=0o700, parents=True)
         try:
-            first = _First.started(spec, directory)
+            first = _First.started(spec, directory, self._leaves_rights)
         except BaseException:
             self.destroy(spec.id)
             raise
@@ -125,12 +127,13 @@ class _First:
         self._lock = threading.Lock()
 
     @staticmethod
-    def started(spec: ContainerSpec, directory: Path) -> _First:
+    def started(spec: ContainerSpec, directory: Path, leaves_rights: bool) -> _First:
         """SandboxFailed."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        argv = [sys.executable, "-I", "-S", folder_main.__file__, str(theirs.fileno()), str(spec.root)]
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", folder_main.__file__, str(theirs.fileno()), str(spec.root)],
+                [*argv, "user"] if leaves_rights else argv,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

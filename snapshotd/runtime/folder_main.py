@@ -1,11 +1,12 @@
 """The first process of a sandbox that is a plain folder: parent of its commands. Started by folder.py, which is also the
 only one to speak to it.
 
-    python -I -S folder_main.py SOCKET FOLDER
+    python -I -S folder_main.py SOCKET FOLDER [user]
 
 SOCKET is an inherited descriptor. When its other end, the daemon's, closes, everything below this process is killed, and
 it ends. It is a child subreaper in a session of its own, so nothing that a command starts gets out
-from below it. Where the kernel has Landlock, it and all that it starts write below FOLDER and /dev/shm alone.
+from below it. Where the kernel has Landlock, it and all that it starts write below FOLDER and /dev/shm alone. With the
+word `user` they have none of the rights that the daemon has in its user namespace (rootless.py).
 
 A request is one packet with descriptors beside it: a file in memory with a JSON object (`argv`, `cwd`, `env`, `terminal`),
 standard input, output and error, and the end to write to of a pipe, into which the exit code is written. One answer each:
@@ -111,8 +112,12 @@ class FirstProcess:
                     os.close(end)
 
 
-def main(descriptor: str, folder: str) -> None:
+def main(descriptor: str, folder: str, user: str = "") -> None:
     """Become the first process of a sandbox. See the module's text."""
+    if user:
+        from snapshotd.kernel import rootless  # only then: it imports much
+
+        rootless.leave_rights()
     sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
     daemon = socket.socket(fileno=int(descriptor))
     daemon.set_inheritable(False)

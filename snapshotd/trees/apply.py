@@ -15,6 +15,7 @@ from snapshotd.kernel.files import fd_path, remove_tree
 from snapshotd.trees.base import Change, Child, RestoreReport
 from snapshotd.trees.lookup import public_xattrs
 from snapshotd.trees.materialise import DirectoryFrame, Writer
+from snapshotd.trees.target import Owner
 from snapshotd.trees.view import Directory, View, join
 from snapshotd.types import Kind
 
@@ -22,7 +23,13 @@ _DEFAULT_ACL = "system.posix_acl_default"
 
 
 def apply(
-    root_fd: int, changes: Iterable[Change], view: View, *, shift: int = 0, whole_groups: bool = False
+    root_fd: int,
+    changes: Iterable[Change],
+    view: View,
+    *,
+    shift: int = 0,
+    owner: Owner | None = None,
+    whole_groups: bool = False,
 ) -> RestoreReport:
     """Write the `changes` that `diff.diff(before, view)` found into `root_fd`, a directory with the files of `before`.
 
@@ -32,15 +39,15 @@ def apply(
     `view` are one file afterwards. So are the group's other names with `whole_groups`, for a directory that is all of
     `before`, and `changes` all of the difference: then those names have the content already.
 
-    `shift`: the number by which ids in the directory are
-    higher than in `view`, if it is the root of a container with a user namespace, seen from outside. Metadata that the
-    target cannot hold become a warning, as in `materialise`; so does a mount somewhere in the directory, which is never
-    touched. Raises OutOfSpace, DataLoss, FileNotFoundError or NotADirectoryError (of a directory that is missing),
-    OSError. After an error a part is done. The caller keeps others from writing to the directory meanwhile. Not durable
-    on return. Memory: the changed names that have several links, and one directory per level. Time: proportional to
-    the changes; with `whole_groups`, one walk through `view` if a link group changed in part.
+    `shift`: the number by which ids in the directory are higher than in `view`, if it is the root of a container with a
+    user namespace, seen from outside. `owner`: the user and group of everything that is written; None: those of `view`.
+    Metadata that the target cannot hold become a warning, as in `materialise`; so does a mount somewhere in the
+    directory, which is never touched. Raises OutOfSpace, DataLoss, FileNotFoundError or NotADirectoryError (of a
+    directory that is missing), OSError. After an error a part is done. The caller keeps others from writing to the
+    directory meanwhile. Not durable on return. Memory: the changed names that have several links, and one directory per
+    level. Time: proportional to the changes; with `whole_groups`, one walk through `view` if a link group changed in part.
     """
-    applying = _Applying(root_fd, view, shift, whole_groups)
+    applying = _Applying(root_fd, view, shift, owner, whole_groups)
     try:
         for change in changes:
             applying.change(change)
@@ -63,10 +70,10 @@ class _Place:
 
 
 class _Applying:
-    def __init__(self, root_fd: int, view: View, shift: int, whole_groups: bool) -> None:
+    def __init__(self, root_fd: int, view: View, shift: int, owner: Owner | None, whole_groups: bool) -> None:
         self._view, self._whole_groups = view, whole_groups
         self._device = os.fstat(root_fd).st_dev
-        self._writer = Writer(view, whiteouts=True, threads=False, shift=shift)
+        self._writer = Writer(view, whiteouts=True, threads=False, shift=shift, owner=owner)
         self._way = [_Place(b"", self._writer.root(view.directory(), root_fd))]
         self._gone: list[bytes] | None = None
         """The directory that was removed last, with everything in it."""

@@ -33,6 +33,8 @@ MAX_COMPARED_LINES = 20_000
 """Up to these sizes changed lines are looked for; above, the whole file is replaced."""
 
 Write = Callable[[bytes], object]
+Omit = Callable[[bytes, int], object]
+"""Function that gets the path, relative to the patch's root, and the size of a file that the patch leaves out."""
 _BLOCK_BYTES = 1 << 20
 _GATHERED_BYTES = 1 << 18
 _ROWS = 50
@@ -42,22 +44,32 @@ _NO_NEWLINE = b"\n\\ No newline at end of file\n"
 _ESCAPES = {7: b"\\a", 8: b"\\b", 9: b"\\t", 10: b"\\n", 11: b"\\v", 12: b"\\f", 13: b"\\r", 34: b'\\"', 92: b"\\\\"}
 
 
-def write_patch(a: View, b: View, root: bytes, write: Write) -> int:
+@dataclass(frozen=True, slots=True)
+class PatchBound:
+    """Leave files out that are larger, before or after, than `file_bytes`: the patch is one to read, and not to apply.
+    All that stands before the file has been handed on when `omit` is called."""
+
+    file_bytes: int
+    omit: Omit
+
+
+def write_patch(a: View, b: View, root: bytes, write: Write, bound: PatchBound | None = None) -> int:
     """Write the changes below the directory `root` from `a` to `b`, with paths relative to it. Returns the number of
     changes outside of it.
 
-    `write` gets pieces of up to some MiB. Raises NotADirectoryError (`root` is none), LimitExceeded (a file over
-    MAX_FILE_BYTES; a part of the patch may have been written then) and the errors of `View`. A missing `root` is an
-    empty one. Memory: one block, or for text files up to MAX_COMPARED_BYTES both versions; time is bounded by the size
-    of the changed files.
+    `write` gets pieces of up to some MiB. Raises NotADirectoryError (`root` is none), LimitExceeded (without a bound, a
+    file over MAX_FILE_BYTES; a part of the patch may have been written then) and the errors of `View`. A missing `root`
+    is an empty one. Memory: one block, or for text files up to MAX_COMPARED_BYTES both versions; time is bounded by the
+    size of the changed files.
     """
     out = Gather(write)
-    outside = _write_changes(a, b, root, out.write)
+    outside = _write_changes(a, b, root, out, bound)
     out.flush()
     return outside
 
 
-def _write_changes(a: View, b: View, root: bytes, write: Write) -> int:
+def _write_changes(a: View, b: View, root: bytes, out: Gather, bound: PatchBound | None) -> int:
+    write = out.write
     top = b"/".join(part for part in root.split(b"/") if part)
     prefix = top + b"/" if top else b""
     outside = 0
@@ -70,6 +82,9 @@ def _write_changes(a: View, b: View, root: bytes, write: Write) -> int:
             _check_root(change)
         elif not change.path.startswith(prefix):
             outside += 1
+        elif bound is not None and (size := _size(change)) > bound.file_bytes:
+            out.flush()
+            bound.omit(_relative(change.path, prefix), size)
         else:
             before, after = _blob(a, change.path, change.before), _blob(b, change.path, change.after)
             if after is not None and change.before is not None and change.before.kind is Kind.DIRECTORY:
@@ -136,6 +151,12 @@ def _check_root(change: Change) -> None:
     for entry in (change.before, change.after):
         if entry is not None and entry.kind is not Kind.DIRECTORY:
             raise NotADirectoryError(20, "the patch's root is not a directory", os.fsdecode(change.path))
+
+
+def _size(change: Change) -> int:
+    """Bytes of the larger version of a file; 0 for anything else."""
+    files = (entry for entry in (change.before, change.after) if entry is not None and entry.kind is Kind.FILE)
+    return max((entry.size for entry in files), default=0)
 
 
 def _relative(path: bytes, prefix: bytes) -> bytes:

@@ -22,6 +22,7 @@ from snapshotd.types import (
     TreeID,
     new_id,
 )
+from tests import long
 from tests.contracts.refusal import refuses
 from tests.records import blobs_of, committed, follow, fork, make_call, started, trees_of
 
@@ -212,7 +213,7 @@ def the_newest_can_be_listed_alone(catalog: Catalog) -> None:
 
 def exactly_one_writer_wins_each_head(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
-    commits, threads = 250, 4
+    commits, threads = long.size(60, 250), 4
     wins: list[list[SnapshotID]] = [[] for _ in range(threads)]
     failures: list[BaseException] = []
 

@@ -346,6 +346,7 @@ def client(made: Container, folder: Path) -> Snap:
     return snap
 
 
+@pytest.mark.long  # its rights are those of the compose file: above
 @pytest.mark.parametrize(
     "devices",
     [
@@ -395,7 +396,12 @@ NO_MOUNTS = "the daemon cannot have mounts of its own (unshare: Operation not pe
     [
         pytest.param({}, NO_MOUNTS, id="plain"),
         pytest.param({"security_opt": ["seccomp=unconfined"]}, NO_MOUNTS, id="no capabilities", marks=pytest.mark.long),
-        pytest.param({"cap_add": LEAST["cap_add"]}, "mounts: pivot_root: Operation not permitted", id="filter"),
+        pytest.param(
+            {"cap_add": LEAST["cap_add"]},
+            "mounts: pivot_root: Operation not permitted",
+            id="filter",
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             {**LEAST, "cap_add": ["SYS_ADMIN", "SYS_NICE"]},
             "looks: Permission denied",

@@ -95,7 +95,9 @@ def test_a_rollout_is_cloned_and_restored_under_a_fence(python: Path, plugged: S
         "statuses": ["stopped", "running"],
         "retired": "StaleHandleError",
     }
-    assert len(plugged.json("ls")) == 4, "the restore that was too late left nothing"
+    statuses = {one["id"]: one["status"] for one in plugged.json("ls")}
+    assert len(statuses) == 4, "the restore that was too late left nothing"
+    assert statuses[box] == "stopped", "a restore stops the earlier sandbox"
 
 
 def test_a_daemon_that_dies_within_a_command_is_told_and_the_rollout_is_restored(

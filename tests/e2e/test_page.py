@@ -64,6 +64,12 @@ window.Notification = class {
 """A browser without a screen shows none, so the test looks at what the page asks it to show."""
 
 
+SCROLLED_SIDEWAYS = """[...document.querySelectorAll('.panes *')]
+    .filter(one => one.scrollWidth > one.clientWidth + 1 && /auto|scroll/.test(getComputedStyle(one).overflowX))
+    .filter(one => !one.matches('.lines, .scroll, .tabs')).map(one => one.className)"""
+"""Parts that are wider than their place, but for lines, tables and tabs, which may be."""
+
+
 @pytest.fixture
 def agent(tmp_path: Path) -> Path:
     path = tmp_path / "agent.py"
@@ -176,16 +182,36 @@ def test_a_rewind_is_shown_before_it_is_done_and_can_be_undone(
 ) -> None:
     own_snap("run", "--name", name, agent)
     person.opens(name)
+    undo = person.page.locator(".inspector").get_by_role("button", name="Undo")
+    person.page.locator(".inspector").get_by_role("button", name="Tree").wait_for()
+    assert undo.count() == 0, "nothing was done that can be undone"
     person.chooses(2)
     person.presses("r")
     person.sees("~ /workspace/tax.py", "dialog")
     person.clicks("Rewind", "dialog")
     person.sees("is back at call 2")
     assert "116 / 100" in own_snap("cat", f"{name}:/workspace/tax.py").stdout
-    person.presses("Escape u")
+    person.presses("Escape")
+    undo.wait_for()
+    person.presses("u")
     person.clicks("Undo", "dialog")
     person.sees("is as it was before")
     assert "1.61" in own_snap("cat", f"{name}:/workspace/tax.py").stdout
+    own_snap("exec", name, "--", "true")
+    undo.wait_for(state="detached")
+
+
+def test_a_file_that_is_too_large_hides_no_other(own_snap: Snap, person: Person, name: str, tmp_path: Path) -> None:
+    own_snap.create("--name", name)
+    own_snap("exec", name, "--", "sh", "-c", "echo early > a; truncate -s 600M sparse; echo late > z")
+    person.opens(name)
+    person.chooses(1)
+    for text in ("+early", "sparse", "600 MiB, too large to show", "+late"):
+        person.sees(text, ".lines")
+    file = tmp_path / "page.html"
+    own_snap("export", name, "--format", "html", "-o", file)
+    assert "too large to show" in file.read_text()
+    assert '"path":"sparse","bytes":629145600' in file.read_text()
 
 
 def test_a_fork_is_promoted(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
@@ -328,6 +354,24 @@ def test_a_long_list_holds_only_what_is_seen(own_snap: Snap, person: Person, nam
         person.page.locator(".lines").evaluate("(box, top) => { box.scrollTop = top }", line * 18)
         person.sees(str(line + 5), ".lines")
     assert nodes() < before + 1000
+
+
+def test_a_list_says_where_each_of_its_rows_is(own_snap: Snap, person: Person, name: str) -> None:
+    own_snap.create("--name", name)
+    for _ in range(2):
+        own_snap("exec", name, "--", "true")
+    person.opens(name)
+    calls = person.page.get_by_role("listbox", name="Calls").get_by_role("option")
+    assert [(one.get_attribute("aria-posinset"), one.get_attribute("aria-setsize")) for one in calls.all()] == [
+        ("1", "3"),
+        ("2", "3"),
+        ("3", "3"),
+    ]
+    (listed,) = person.page.get_by_role("list", name="Trajectories").get_by_role("listitem").all()
+    assert (listed.get_attribute("aria-posinset"), listed.get_attribute("aria-setsize")) == ("1", "1")
+    own_snap("exec", name, "--", "true")
+    person.page.locator(".row[aria-posinset='4'][aria-setsize='4']").wait_for()
+    assert {one.get_attribute("aria-setsize") for one in calls.all()} == {"4"}
 
 
 def test_a_terminal_on_a_throw_away_fork(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
@@ -488,6 +532,8 @@ def test_every_view_fits(
     for place in (*places, "approvals", "experiments", "machine"):
         page.evaluate(f"location.hash = '#/{place}'")
         page.wait_for_function("document.querySelector('.panes')")
+        page.locator("[role=status]", has_text="…").wait_for(state="detached")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(SCROLLED_SIDEWAYS) == [], place
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (int(re.findall(r"\d+", background)[0]) < 128) == (scheme == "dark")

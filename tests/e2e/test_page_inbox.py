@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,27 @@ def test_a_reason_is_given_once(own_snap: Snap, asked: Person) -> None:
     asked.sees('"amount": 2', ".given")
     decided = [one for one in own_snap.json("approvals", "--all") if one["status"] == "denied"]
     assert [one["reason"] for one in decided if one["reason"]] == ["not this one"]
+
+
+def test_arguments_of_any_length_are_shown(own_snap: Snap, person: Person, tmp_path: Path) -> None:
+    (tmp_path / "many.py").write_text(
+        "from snapshotd.agent import tool\n"
+        '@tool(approve="may I send them?")\n'
+        "def send(amounts):\n"
+        "    pass\n"
+        "send([7] * 20_000 + [8])\n"
+    )
+    own_snap("run", "--detach", "--runtime", "runc", "--name", "many", tmp_path / "many.py")
+    person.page.evaluate("location.hash = '#/approvals'")
+    given = person.page.locator(".given")
+    given.wait_for()
+    assert " 8\n" not in given.inner_text()
+    whole = len(json.dumps(own_snap.json("approvals")[0]["arguments"], indent=2))
+    person.sees(f"{whole - 100_000:,} more characters", ".inbox section")
+    person.clicks("Show all", ".inbox section")
+    assert given.inner_text().endswith(" 8\n  ]\n}")
+    assert person.page.get_by_text("more characters").count() == 0
+    own_snap("rm", "--force", "many")
 
 
 def test_arguments_that_are_no_json_can_be_mended(asked: Person) -> None:

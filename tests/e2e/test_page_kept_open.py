@@ -15,6 +15,7 @@ OPEN_STREAMS = """async count => {
     const open = () => new Promise((done, failed) => {
         const socket = new WebSocket(`ws://${location.host}/events/watch?page=${localStorage.page}`);
         Object.assign(socket, { onmessage: () => done(socket), onclose: failed });
+        setTimeout(() => failed("a stream of events does not begin"), 20_000);
     });
     const streams = await Promise.all(Array.from({ length: count }, open));
     const asked = await fetch("/v1/version", {

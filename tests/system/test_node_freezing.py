@@ -78,7 +78,7 @@ def busy(engine: Engine) -> HeldMembers:
     engine.runs.exec_in_background(agent.id, BackgroundRequest(("sh", "-c", "while :; do :; done")))
     (sandbox,) = engine.runs._sessions.live()
     assert isinstance(sandbox.cgroup, HeldMembers)
-    wait_until(lambda: not stands_still(cpu_of(sandbox.cgroup)))
+    wait_until(lambda: not stands_still(cpu_of(sandbox.cgroup)), "nothing changes")
     return sandbox.cgroup
 
 
@@ -88,7 +88,7 @@ def test_a_sandbox_stands_still_from_before_the_end_of_the_lease_until_it_is_ren
     members = busy(engine)
     read = cpu_of(members)
     server.stop()
-    wait_until(lambda: engine.life.status()["node_state"] == "frozen")
+    wait_until(lambda: engine.life.status()["node_state"] == "frozen", "nothing changes")
     assert engine.life.status()["lease_s"] > 0.3, "before its end"
     assert stands_still(read)
     with frozen(members):
@@ -97,7 +97,7 @@ def test_a_sandbox_stands_still_from_before_the_end_of_the_lease_until_it_is_ren
     with pytest.raises(Unavailable):
         mind_rig.agent(engine)
     server.start()
-    wait_until(lambda: not stands_still(read))
+    wait_until(lambda: not stands_still(read), "nothing changes")
 
 
 def test_the_watchdog_stops_what_its_daemon_does_not(engine: Engine, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_the_watchdog_stops_what_its_daemon_does_not(engine: Engine, tmp_path: P
     watchdog.start()
     try:
         watchdog.renew(now_ns() + SECOND_NS // 2, [members])
-        wait_until(lambda: stands_still(read))
+        wait_until(lambda: stands_still(read), "nothing changes")
         assert watchdog.renew(now_ns() + 60 * SECOND_NS, [members]), "it says that it has"
         members.let_go()
         assert not stands_still(read)

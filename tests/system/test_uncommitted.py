@@ -15,7 +15,7 @@ from snapshotd.engine.engine import Engine
 from snapshotd.engine.storing import cold, evict, records
 from snapshotd.errors import OutOfSpace
 from snapshotd.types import Image, Snapshot, SnapshotState, TrajectoryStatus
-from tests import mind_rig
+from tests import mind_rig, way
 from tests.e2e.support import wait_until
 
 pytestmark = pytest.mark.runc
@@ -84,7 +84,7 @@ def test_a_copy_that_is_never_committed(engine: Engine) -> None:
             with pytest.raises(OutOfSpace):
                 agent.tool("write", {}, SEALED.format(number))
     last = agent.tool("write", {}, SEALED.format(3))
-    assert last.method == "copy"
+    assert last.method == way.COPY
     engine.life._background.wait()
     assert set(_filled(engine)) == {*engine.life._catalog.referenced_layers(), agent.sandbox.root.upper}
 

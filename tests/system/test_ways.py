@@ -50,6 +50,7 @@ FILES = (
     "e2e/test_storage.py",
     "e2e/test_survive.py",
     "model/test_engine_machine.py",
+    "system/test_uncommitted.py",
 )
 
 

@@ -23,11 +23,11 @@ RANKS: tuple[tuple[str, ...], ...] = (
     ("engine",),
     ("fuse", "fleet"),
     ("layers", "formats", "trees", "repo", "catalog", "runtime", "images", "secrets"),
-    ("store", "gateway", "egress", "sqlite"),
+    ("store", "gateway", "egress", "sqlite", "serving"),
     ("kernel",),
     ("api",),
 )
-"""Packages from high to low (`sqlite` is a single module). One may import any of a lower rank, none of a higher one,
+"""Packages from high to low (`sqlite` and `serving` are single modules). One may import any of a lower rank, none of a higher one,
 and of its own rank only itself."""
 
 EXTRA_ARROWS: dict[str, tuple[str, ...]] = {
@@ -49,9 +49,12 @@ FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("cli", "engine"): ("base", "host.doctor", "host.integrations"),  # the doctor works where no daemon can
     ("client", "engine"): ("base",),
     ("daemon", "engine"): ("base", "engine", "experiments.base"),  # its words, and its services
+    ("client", "fleet"): ("base", "opening", "places"),  # which nodes there are, and which of them gets a fork
     ("client", "trees"): ("git", "three_way"),  # the rules of a merge, for a folder of the user
     ("client", "store"): ("base", "open"),  # a cache of bundles has the address of a store
     ("integrations", "sqlite"): ("Database", "Form", "Row", "Value", "create", "creating"),  # files without a daemon
+    ("integrations", "serving"): ("HttpServer", "listen_on"),  # servers of their own, beside the daemon's
+    ("page", "serving"): ("BoundedProtocol", "HttpServer", "listen_on"),
     ("cli", "fleet"): ("base", "opening", "places"),  # the tables are looked at without a daemon
     ("fleet", "catalog"): ("database", "postgres.catalog", "postgres.driver"),  # its tables stand beside the catalog's
     ("engine", "secrets"): ("base", "configured", "redactor", "stream"),  # not which vault
@@ -170,7 +173,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "cryptography": ("secrets/vault.py", "client/bundles/sealing.py", "daemon/access/certificate.py"),
     "zstandard": ("repo/", "images/decompress.py", "images/shared.py", "integrations/langgraph/"),
     "xxhash": ("repo/",),
-    "h11": ("gateway/", "egress/web.py", "integrations/e2b/listening.py"),
+    "h11": ("gateway/", "egress/web.py", "serving.py"),
     "python_multipart": ("integrations/e2b/inside/transfers.py",),
     "websockets": ("integrations/e2b/traffic.py",),
     "httpx2": ("gateway/forward.py", "page/passing.py", "integrations/e2b/traffic.py"),
@@ -188,8 +191,8 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "swerex": ("integrations/swe_rex/",),
     "mcp": ("integrations/mcp/",),
     "mcp_types": ("integrations/mcp/",),  # comes with mcp
-    "uvicorn": ("daemon/", "page/server.py", "integrations/mcp/", "integrations/e2b/"),
-    "starlette": ("daemon/", "page/", "integrations/mcp/", "integrations/e2b/"),  # comes with fastapi
+    "uvicorn": ("daemon/", "page/server.py", "serving.py"),
+    "starlette": ("daemon/", "page/", "integrations/mcp/", "integrations/e2b/", "serving.py"),  # comes with fastapi
     "pydantic": (
         "daemon/",
         "engine/transfer/trajectories/",
@@ -200,6 +203,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
         "integrations/mini_swe_agent/",
     ),  # comes with fastapi
     "anyio": ("daemon/", "integrations/mcp/"),  # comes with fastapi
+    "ray": ("client/fleet/ray.py",),
     "requests": ("runtime/", "images/docker.py", "images/registry.py"),  # what docker raises; comes with it
 }
 """Third-party package to the files (or folders, with a slash) that may import it. What is not listed is imported by
@@ -316,7 +320,7 @@ def test_every_package_is_in_the_tables() -> None:
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     known = {package for rank in RANKS for package in rank} | {*SELF_CONTAINED, *TEST_ONLY}
     assert packages <= known
-    assert {path.stem for path in ROOT.glob("*.py")} <= {*FOR_ALL, "sqlite", "__init__", "__main__"}
+    assert {path.stem for path in ROOT.glob("*.py")} <= {*FOR_ALL, "sqlite", "serving", "__init__", "__main__"}
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_no_sentence_begins_with_a_riddle(page: Path) -> None:
     assert [found for found in OPENING.findall(sentences) if not found.rstrip().endswith("?")] == []
 
 
-@pytest.mark.parametrize(("name", "least"), [("agents", 11), ("client", 1), ("integrations", 5)])
+@pytest.mark.parametrize(("name", "least"), [("agents", 11), ("client", 1), ("fleet", 1), ("integrations", 5)])
 def test_pages_quote_their_examples_as_they_are(name: str, least: int) -> None:
     folder = ROOT / "docs" / name
     pages, up = (sorted(folder.glob("*.md")), "../") if folder.is_dir() else ([folder.with_suffix(".md")], "")

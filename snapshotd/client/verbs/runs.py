@@ -10,6 +10,7 @@ from snapshotd.api import operations
 from snapshotd.api.snapshots import SnapshotInfo, SnapshotRequest
 from snapshotd.api.trajectories import (
     CreateRequest,
+    KeepAliveRequest,
     LimitsRequest,
     NetworkInfo,
     NetworkRequest,
@@ -190,6 +191,13 @@ class RunVerbs(VerbPart):
         if wait == "stored":
             await self.flush(stopped.id)
         return stopped
+
+    @verb
+    async def keep_alive(self, trajectories: Sequence[str]) -> None:
+        """Let their running sandboxes idle from now on anew, as if a command had just ended in each; at most 10,000. Not an
+        error where none runs, or the trajectory is not there any more."""
+        body = KeepAliveRequest(tuple(words_of("trajectories", trajectories)))
+        await self._transport.call(operations.KEEP_ALIVE, body=body)
 
     @verb
     async def network(self, ref: str, **change: Unpack[NetworkChange]) -> NetworkInfo:

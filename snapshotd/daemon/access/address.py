@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from snapshotd.api.wire import LISTEN_PORT
 from snapshotd.errors import UsageError
 
-BACKLOG = 1024
-
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
@@ -52,16 +50,11 @@ def parse_listen(text: str) -> ListenAddress:
 
 def open_listener(address: ListenAddress) -> socket.socket:
     """A listening socket. UsageError: it cannot be had."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    from snapshotd.serving import bind  # commands that read an address serve nothing
+
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6 and address.host == "::":
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind((address.host, address.port))
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
+        listener = bind(address.host, address.port)
     except OSError as exc:
-        listener.close()
         raise UsageError(f"{address} cannot be listened on: {exc.strerror or exc}; choose another address") from exc
+    listener.setblocking(False)
     return listener

@@ -31,7 +31,7 @@ from snapshotd.engine import base
 from snapshotd.engine.experiments import base as trials
 from snapshotd.errors import LimitExceeded, NotFound, NotPermitted, UsageError
 from snapshotd.network import HostRule
-from snapshotd.scores import SCORE_TIMEOUT_S
+from snapshotd.scores import SCORE_TIMEOUT_S, UNLIMITED, Spending
 from snapshotd.terms import TENANT_VARIABLE
 
 _URL = re.compile(r"https?://[A-Za-z0-9._~\[\]:-]{1,255}(/[!-~]{0,2048})?")
@@ -418,5 +418,5 @@ def experiment_request(body: ExperimentRequest, namespace_pid: int) -> trials.Ex
     )
 
 
-def _spending(body: SpendingFields | None) -> trials.Spending:
-    return trials.Spending() if body is None else trials.Spending(**vars(body))
+def _spending(body: SpendingFields | None) -> Spending:
+    return UNLIMITED if body is None else Spending(**vars(body))

@@ -4,20 +4,19 @@ figures of its own, in the process that imports it. Only live sandboxes have ser
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate
-from typing import Any
 
-from snapshotd.api.stats import PauseStats, SandboxStats, StatsInfo
+from snapshotd.api.stats import NodeStats, PauseStats, SandboxStats, StatsInfo
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Series = tuple[Mapping[str, str], float]
 """Labels and a value."""
 
 
-def write_metrics(stats: StatsInfo, version: str, node: Mapping[str, Any] | None = None) -> str:
-    """All figures, each with its help and type. `node`: facts of a node of a fleet (`FleetNode.status`)."""
+def write_metrics(stats: StatsInfo, version: str) -> str:
+    """All figures, each with its help and type."""
     usage = stats.usage
     parts = [
         _family("build_info", "gauge", "The daemon's version.", [({"version": version}, 1)]),
@@ -50,19 +49,26 @@ def write_metrics(stats: StatsInfo, version: str, node: Mapping[str, Any] | None
             [({"operation": one.operation, "status": one.status}, one.sum_ms / 1000) for one in stats.requests],
         ),
         _plain("watchers", "Clients that follow all events.", stats.watchers),
-        *([] if node is None else _node(node)),
+        *(_of_nodes(stats.nodes) if stats.nodes else ()),
     ]
     return "".join(f"{line}\n" for part in parts for line in part)
 
 
-def _node(facts: Mapping[str, Any]) -> list[Iterator[str]]:
-    state = {"node": facts["node"], "state": facts["node_state"]}
-    return [
-        _family("node_info", "gauge", "This node of its fleet, and its state.", [(state, 1)]),
-        _plain("node_lease_seconds", "Left of the node's lease.", facts["lease_s"]),
-        _plain("node_owned_trajectories", "Trajectories that the node owns.", facts["owned_count"]),
-        _plain("node_unpublished_snapshots", "Snapshots that the fleet does not know yet.", facts["unpublished_count"]),
-    ]
+def _of_nodes(nodes: Sequence[NodeStats]) -> Iterator[Iterator[str]]:
+    """Figures of the nodes of a fleet; each node tells all of them."""
+    for name, says, read in (
+        ("lease_seconds", "Time left of a node's lease.", lambda one: one.lease_s),
+        ("draining", "1 for a node that gets no more forks.", lambda one: int(one.state == "draining")),
+        ("trajectories", "Trajectories that a node owns.", lambda one: one.trajectory_count),
+        ("free_memory_bytes", "Memory that a node has for more sandboxes.", lambda one: one.free_memory_bytes),
+        ("starting_sandboxes", "Sandboxes that a node is starting.", lambda one: one.starting_count),
+        (
+            "unpublished_snapshots",
+            "Snapshots of a node that the fleet does not have yet.",
+            lambda one: one.unpublished_count,
+        ),
+    ):
+        yield _family(f"node_{name}", "gauge", says, [({"node": one.node}, read(one)) for one in nodes])
 
 
 def _cpu(sandboxes: Iterable[SandboxStats]) -> list[Series]:

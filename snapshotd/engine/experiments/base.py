@@ -14,8 +14,7 @@ from typing import ClassVar, Literal
 
 from snapshotd.engine.base import SandboxRequest, Variant
 from snapshotd.engine.caller import Caller
-from snapshotd.scores import ExperimentBranch, ScoredRun, Scores
-from snapshotd.terms import number_of
+from snapshotd.scores import UNLIMITED, ExperimentBranch, ScoredRun, Scores, Spending, why_ended
 from snapshotd.trees.base import Change
 from snapshotd.types import ExperimentID, Snapshot, Trajectory
 
@@ -198,32 +197,6 @@ class Bisection:
 
 
 @dataclass(frozen=True, slots=True)
-class Spending:
-    """Most that may be used; None: no limit. `cost` is in the unit of the prices."""
-
-    seconds: float | None = None
-    calls: int | None = None
-    tokens: float | None = None
-    cost: float | None = None
-
-    @property
-    def limited(self) -> bool:
-        return any(one is not None for one in (self.seconds, self.calls, self.tokens, self.cost))
-
-    def exceeded(self, seconds: float, calls: int, tokens: int, cost: float) -> str | None:
-        """The first limit that is passed, in words."""
-        for limit, used, unit in (
-            (self.seconds, seconds, "seconds"),
-            (self.calls, calls, "calls"),
-            (self.tokens, tokens, "tokens"),
-            (self.cost, cost, "of cost"),
-        ):
-            if limit is not None and used > limit:
-                return f"{limit:g} {unit}"
-        return None
-
-
-@dataclass(frozen=True, slots=True)
 class ExperimentRequest:
     """The description of an experiment: `variants` run from `source` (a snapshot, or a new sandbox), `repeat` times each, and are
     scored. `prices` are of a million tokens, in and out. `budget` is of each branch, `stop` of all together; `first_pass`,
@@ -244,8 +217,8 @@ class ExperimentRequest:
     protected: tuple[str, ...] = ()
     first_pass: bool = False
     best_of: int | None = None
-    stop: Spending = Spending()
-    budget: Spending = Spending()
+    stop: Spending = UNLIMITED
+    budget: Spending = UNLIMITED
     prices: tuple[float, float] = (0.0, 0.0)
 
     def branches(self) -> list[tuple[str, int]]:
@@ -254,10 +227,4 @@ class ExperimentRequest:
 
     def why_ended(self, branches: Sequence[ExperimentBranch], seconds: float) -> str | None:
         """The stop rule that holds with these branches, after so many seconds."""
-        if self.first_pass and (passed := next((one for one in branches if one.passed), None)) is not None:
-            return f"{passed.called} passed"
-        if self.best_of is not None and sum(one.state == "scored" for one in branches) >= self.best_of:
-            return f"{number_of(self.best_of, 'branch')} scored"
-        calls, tokens = sum(one.calls for one in branches), sum(sum(one.tokens) for one in branches)
-        limit = self.stop.exceeded(seconds, calls, tokens, sum(one.cost for one in branches))
-        return None if limit is None else f"more than {limit} were used"
+        return why_ended(branches, seconds, first_pass=self.first_pass, best_of=self.best_of, stop=self.stop)

@@ -118,13 +118,18 @@ def _existing(path: Path) -> Path:
 
 
 def _privileges() -> Check:
-    """An ordinary user's daemon has a user namespace; how many ids there are in it decides whom files can belong to."""
+    """An ordinary user's daemon has a user namespace; how many ids there are in it, and whose they are besides, decides whom
+    files can belong to."""
     if rootless.is_root():
         return Check("privileges", True, "root")
     missing = rootless.no_range()
+    shared = rootless.shared_range() if missing is None else None
+    reason, _, fix = (missing or shared or "").partition(": ")
+    if shared is not None:
+        lost = "each of these users could end the other's sandboxes, and change their files"
+        return Check("privileges", None, f"an ordinary user, with a range of user ids ({reason}): {lost}", fix)
     if missing is None:
         return Check("privileges", True, "an ordinary user, with a range of further user ids")
-    reason, _, fix = missing.partition(": ")
     lost = (
         "all files of a sandbox belong to this user, all owners in it are root, and no image of packages can be built"
     )

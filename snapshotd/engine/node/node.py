@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from snapshotd.api.stats import NodeStats
 from snapshotd.engine.context import Context
 from snapshotd.engine.node.base import Publisher, Takeover
 from snapshotd.engine.node.rights import NodeParts, NodeRights
@@ -24,6 +25,8 @@ from snapshotd.types import TrajectoryID, TrajectoryStatus
 STEP_END_S = 60.0
 """A draining node waits so long for the end of the calls and commands that run in a sandbox, and then cuts them off."""
 PUBLISHED_S = 300.0
+LOOK_S = 2.0
+"""The other nodes are looked at so often, whoever asks."""
 _POLL_S = 0.05
 _log = logging.getLogger(__name__)
 
@@ -44,6 +47,8 @@ class FleetNode:
 
         self._context, self._catalog, self._rights, self._sessions = context, context.catalog, rights, sessions
         self._publisher, self._takeover, self._starting = publisher, takeover, starting
+        self._looking, self._look_again = threading.Lock(), 0.0
+        self._seen: tuple[NodeStats, ...] = ()
         self._changed = threading.Condition()
         self._closing = False
         self._settled: set[OwnedTrajectory] = set()
@@ -77,6 +82,19 @@ class FleetNode:
         return {**self._rights.status(), "unpublished_count": self._publisher.lag()}
 
     # -- facts ---------------------------------------------------------------------------------------------------------
+
+    def describe_fleet(self) -> tuple[NodeStats, ...]:
+        """All nodes of the fleet, as of `LOOK_S` ago at most; as last seen while this node's lease is over, or its database
+        away. Thread-safe."""
+        with self._looking:
+            lease, now = self._rights.lease, time.monotonic()
+            if now >= self._look_again and lease.may_act():
+                try:
+                    self._seen = lease.fleet.describe_nodes()
+                except SnapshotdError as exc:
+                    _log.info("the fleet's nodes are shown as they were: %s", exc.message)
+                self._look_again = now + LOOK_S
+            return self._seen
 
     def room(self) -> NodeRoom:
         """The node as placement is to see it."""

@@ -26,6 +26,7 @@ from snapshotd.engine.sandbox.quiesce import blocker, is_zombie, writable_mappin
 from snapshotd.engine.sandbox.root import Captured, RootParts, SandboxRoot, frozen
 from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.kernel.mounts import Layout
+from snapshotd.kernel.rootless import owner_outside
 from snapshotd.layers.capture import FinishedCapture, capture_folder, folder_changed, scan_folder
 from snapshotd.layers.store import LayerStore
 from snapshotd.layers.view import open_stack
@@ -131,7 +132,7 @@ class FolderRoot(SandboxRoot):
         changes = list(diff.diff(now, wanted, times=True))
         fd = self.store.read_upper(self.upper)
         try:
-            apply.apply(fd, changes, wanted, whole_groups=True)
+            apply.apply(fd, changes, wanted, owner=owner_outside(), whole_groups=True)
         finally:
             os.close(fd)
 
@@ -156,15 +157,14 @@ def folder_of(store: LayerStore, upper: LayerID) -> str:
 
 def fill(store: LayerStore, trajectory: TrajectoryID, stack: Stack, disk_bytes: int) -> LayerID:
     """A new live folder with the files of `stack`, pinned: copies, by reflink where the file system can. An ordinary
-    user's has no owners and devices. OutOfSpace, DataLoss, OSError; nothing
-    is left behind then."""
+    user's has no owners and devices. OutOfSpace, DataLoss, OSError; nothing is left behind then."""
     upper = store.create(LayerID(trajectory))
     try:
         store.limits.limit(upper, store.limits.room(stack, disk_bytes))
         fd = store.read_upper(upper)
         try:
             with open_stack(store, stack) as view:
-                materialise(view, b"", fd)
+                materialise(view, b"", fd, owner=owner_outside())
         finally:
             os.close(fd)
         store.drop_work(upper)

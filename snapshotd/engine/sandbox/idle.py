@@ -1,6 +1,7 @@
 """Ends sandboxes in which nothing happened for so long as they were given, with a last snapshot, as `stop` does.
 
-Something happens while a command or an agent runs, and when the head moves: a command has ended, a rewind was made.
+Something happens while a command or an agent runs, and when the head moves: a command has ended, a rewind was made. A
+client may keep a sandbox alive without either.
 Background processes do not count. `exec` starts such a sandbox again.
 """
 
@@ -44,6 +45,7 @@ class IdleWatch:
                 head, since = last.get(sandbox.container.id, (None, now))
                 if sandbox.use.commands or sandbox.use.agent_running or sandbox.head != head:
                     since = now
+                since = max(since, sandbox.use.kept_alive_s)
                 self._last[sandbox.container.id] = (sandbox.head, since)
                 if 0 < sandbox.use.idle_timeout_s <= now - since:
                     self._end(sandbox)

@@ -15,6 +15,7 @@ import contextlib
 import errno
 import os
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -46,8 +47,15 @@ class LivePlace:
 
 
 def unnamed(root_fd: int) -> int:
-    """A descriptor for writing a file that has no name yet. It goes when it is closed, unless `put` gives it one."""
-    return os.open(b".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=root_fd)
+    """A descriptor for writing a file that has no name yet. It goes when it is closed, unless `put` gives it one. Where the
+    root's file system has no such files (NFS), it is one of the machine's temporary files, and `put` copies it."""
+    try:
+        return os.open(b".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=root_fd)
+    except OSError as exc:
+        if exc.errno != errno.EOPNOTSUPP:
+            raise
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def put(
@@ -73,7 +81,27 @@ def put(
         os.fchmod(fd, FILE_MODE if mode is None else mode)
         if mtime_ns is not None:
             os.utime(fd, ns=(mtime_ns, mtime_ns))
-        _name(place, lambda name: os.link(files.fd_path(fd), name, dst_dir_fd=place.dir_fd, follow_symlinks=True))
+        _name(place, lambda name: _link(fd, place.dir_fd, name))
+
+
+def _link(fd: int, dir_fd: int, name: bytes) -> None:
+    """Give the file of `fd` a name, or that name a copy where the file lies elsewhere (`unnamed`)."""
+    try:
+        os.link(files.fd_path(fd), name, dst_dir_fd=dir_fd, follow_symlinks=True)
+        return
+    except OSError as exc:
+        if exc.errno != errno.EXDEV:
+            raise
+    with files.closing_fd(
+        os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
+    ) as copy:
+        try:
+            made = os.fstat(fd)
+            files.copy_data(fd, copy, made.st_size)
+            files.copy_metadata(made, {}, copy)
+        except BaseException:
+            os.unlink(name, dir_fd=dir_fd)
+            raise
 
 
 def put_symlink(root_fd: int, path: bytes, target: bytes, owner: Owner) -> None:

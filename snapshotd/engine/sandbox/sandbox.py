@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -84,6 +85,8 @@ class SandboxUse:
         self.agent_running = agent_running
         self.idle_timeout_s = 0.0
         """After so long without anything happening the sandbox ends (engine/sandbox/idle.py). 0: never."""
+        self.kept_alive_s = 0.0
+        """When a client last asked to let it idle anew (of time.monotonic)."""
         self.ended_for: list[str] = []
         """Reasons why processes of the present command were ended, if that was for the disk that they took
         (engine/sandbox/disk_watch.py)."""
@@ -97,6 +100,10 @@ class SandboxUse:
     def end_when_idle(self, timeout_s: float) -> None:
         """Set `idle_timeout_s`."""
         self.idle_timeout_s = timeout_s
+
+    def keep_alive(self) -> None:
+        """Set `kept_alive_s` to now."""
+        self.kept_alive_s = time.monotonic()
 
     def program_started(self) -> None:
         """The trajectory's program runs from now on, until the sandbox ends."""

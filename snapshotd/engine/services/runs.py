@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -35,7 +36,7 @@ from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.storing import reserve
 from snapshotd.engine.storing.archive_queue import Archive
 from snapshotd.engine.storing.evict import Disposal
-from snapshotd.errors import Conflict, SandboxFailed, UsageError
+from snapshotd.errors import Ambiguous, Conflict, NotFound, SandboxFailed, UsageError
 from snapshotd.network import HostRules, Network
 from snapshotd.types import NO_ISOLATION, ExperimentID, Snapshot, Trajectory, TrajectoryID, short
 
@@ -281,6 +282,16 @@ class RunService:
             reserve.adjust(self._context.state_dir)
         self._sessions.stop(trajectory, keep=not discard)
         return self._catalog.get_trajectory(trajectory.id)
+
+    def keep_alive(self, trajectories: Sequence[str]) -> None:
+        """Let their running sandboxes idle from now on anew, as if a command had just ended in each.
+
+        Not an error where none runs, or the trajectory is not there any more."""
+        for ref in trajectories:
+            with contextlib.suppress(NotFound, Ambiguous):
+                sandbox = self._sessions.find(self._trajectory(ref).id)
+                if sandbox is not None:
+                    sandbox.use.keep_alive()
 
     def remove(self, ref: str, *, force: bool = False) -> None:
         """Forget a trajectory and free what only it used. A tag or a snapshot is refused: it names one of them, not all.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +18,7 @@ from snapshotd.engine.storing.cold import Cold
 from snapshotd.kernel import turns
 from snapshotd.trees.base import Change, RestoreReport
 from snapshotd.trees.base import Entry as TreeEntry
+from snapshotd.trees.patch import PatchBound, Write
 from snapshotd.types import Snapshot, SnapshotID, Trajectory, TrajectoryID
 
 
@@ -87,10 +88,10 @@ class SnapshotService:
         """From `a` to `b`; with one ref, from its parent to it."""
         return look.changes(self._context, a, b)
 
-    def patch(self, a: str, b: str | None, *, root: bytes, write: Callable[[bytes], object]) -> int:
+    def patch(self, a: str, b: str | None, *, root: bytes, write: Write, bound: PatchBound | None = None) -> int:
         """Write the changes below `root` (b"workspace") as a patch with paths relative to it. Returns how many lie
-        outside of it."""
-        return look.write_patch(self._context, a, b, root, write)
+        outside of it. `bound`: leave larger files out."""
+        return look.write_patch(self._context, a, b, root, write, bound)
 
     def cat(self, ref: str, path: bytes) -> Iterator[bytes]:
         """A regular file's content in pieces. NotFound (naming the path); UsageError for anything that is not a regular

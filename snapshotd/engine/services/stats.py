@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from snapshotd.api.forms import iso_time, milliseconds
-from snapshotd.api.stats import PauseMinute, PauseStats, SandboxStats, StatsInfo, TrajectoryDisk
+from snapshotd.api.stats import NodeStats, PauseMinute, PauseStats, SandboxStats, StatsInfo, TrajectoryDisk
 from snapshotd.api.storage import UsageInfo
 from snapshotd.engine.context import Context
 from snapshotd.engine.pauses import BOUNDS_NS, Pauses
@@ -23,8 +23,17 @@ _BEGAN_AT_NS = time.time_ns()
 class StatsService:
     """Thread-safe."""
 
-    def __init__(self, context: Context, sessions: Sessions, storage: StorageService, pauses: Pauses) -> None:
+    def __init__(
+        self,
+        context: Context,
+        sessions: Sessions,
+        storage: StorageService,
+        pauses: Pauses,
+        nodes: Callable[[], tuple[NodeStats, ...]] | None = None,
+    ) -> None:
+        """`nodes`: the nodes of the fleet that the daemon belongs to; None: of none."""
         self._context, self._sessions, self._storage, self._pauses = context, sessions, storage, pauses
+        self._nodes = nodes
 
     def stats(self, most_trajectories: int) -> StatsInfo:
         """All figures but those of requests, which the engine does not see. `most_trajectories`: so many have their disk use
@@ -38,6 +47,7 @@ class StatsService:
             pauses=self._pause_stats(),
             requests=(),
             watchers=0,
+            nodes=() if self._nodes is None else self._nodes(),
         )
 
     def of_trajectories(self, seen: Collection[TrajectoryID], most_trajectories: int) -> StatsInfo:

@@ -120,10 +120,12 @@ def changes(context: Context, a: str, b: str | None) -> Iterator[Change]:
         yield from diff.diff(before, after)
 
 
-def write_patch(context: Context, a: str, b: str | None, root: bytes, write: Callable[[bytes], object]) -> int:
+def write_patch(
+    context: Context, a: str, b: str | None, root: bytes, write: patch.Write, bound: patch.PatchBound | None
+) -> int:
     before, after = pair(context, a, b)
     with before, after:
-        return patch.write_patch(before, after, root, write)
+        return patch.write_patch(before, after, root, write, bound)
 
 
 def cat(context: Context, ref: str, path: bytes) -> Iterator[bytes]:

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import socket
 from collections.abc import Callable
 from typing import Any
 
 import anyio
-import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from snapshotd.errors import Conflict
+from snapshotd.serving import HttpServer, listen_on
 
 PATH = "/mcp"
 _CONNECTIONS_MAX = 256
@@ -38,28 +36,11 @@ def serve_stdio(server: MCPServer[Any]) -> None:
 def serve_http(server: MCPServer[Any], port: int, token: str, on_ready: Callable[[str], object]) -> None:
     """Serve on 127.0.0.1 until a signal; port 0 is any free one. `on_ready` gets the address. Conflict: the port is
     taken."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(("127.0.0.1", port))
-        listener.listen()
-    except OSError as exc:
-        listener.close()
-        raise Conflict(f"127.0.0.1:{port} cannot be listened on ({exc.strerror}); choose another port") from exc
-    with listener:
+    with listen_on(port) as listener:
         bound = listener.getsockname()[1]
         on_ready(f"http://127.0.0.1:{bound}{PATH}")
-        config = uvicorn.Config(
-            http_app(server, bound, token),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            ws="none",
-            limit_concurrency=_CONNECTIONS_MAX,
-            timeout_graceful_shutdown=1,
-        )
-        uvicorn.Server(config).run(sockets=[listener])
+        app = http_app(server, bound, token)
+        HttpServer(app, ws="none", limit_concurrency=_CONNECTIONS_MAX).run(sockets=[listener])
 
 
 def http_app(server: MCPServer[Any], port: int, token: str) -> ASGIApp:

@@ -11,7 +11,6 @@ import functools
 import json
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -99,19 +98,11 @@ def _own_code() -> int:
 def _probe_here(place: Path) -> Abilities:
     """In a thread that has no other work."""
     reasons: dict[str, str] = {}
-
-    def tried(name: str, probe: Callable[[Path], None]) -> bool:
-        try:
-            with scratch(place) as directory:
-                probe(directory)
-        except OSError as exc:
-            reasons[name] = reason_of(exc)
-            return False
-        return True
-
+    tried = functools.partial(_succeeds, place, reasons)
     mounts_ = tried("mounts", _own_mounts)
     marks = TRUSTED if tried("trusted marks", _trusted_marks) else BY_USER
     reasons.pop("trusted marks", None)
+    keeps_marks = tried("keeps_marks", functools.partial(_marks, marks=marks))
     naming = next(
         (one for one in LayerNaming if tried("overlays", functools.partial(_overlay, naming=one, marks=marks))), None
     )
@@ -141,7 +132,19 @@ def _probe_here(place: Path) -> Abilities:
         reasons=reasons,
         looks=not user_namespaces or rootless.ids_here() < ALL_IDS or tried("looks", _look),
         priorities=tried("priorities", _priority),
+        keeps_marks=keeps_marks,
     )
+
+
+def _succeeds(place: Path, reasons: dict[str, str], name: str, probe: Callable[[Path], None]) -> bool:
+    """True if a probe of an ability goes through; else `reasons` has the reason."""
+    try:
+        with scratch(place) as directory:
+            probe(directory)
+    except OSError as exc:
+        reasons[name] = reason_of(exc)
+        return False
+    return True
 
 
 def reason_of(exc: OSError) -> str:
@@ -181,16 +184,19 @@ def _trusted_marks(at: Path) -> None:
     os.setxattr(at, TRUSTED.opaque, b"y")
 
 
+def _marks(at: Path, marks: Marks) -> None:
+    try:
+        os.setxattr(at, marks.opaque, b"y")
+    except OSError as exc:
+        raise OSError(
+            exc.errno,
+            f"the file system of {at.parents[1]} keeps no extended attributes of users ({exc.strerror}), in which layers have "
+            "their marks: name a state directory on ext4, XFS, Btrfs, or tmpfs (Linux 6.6 and newer)",
+        ) from None
+
+
 def _overlay(at: Path, naming: LayerNaming, marks: Marks) -> None:
-    if marks == BY_USER:
-        try:
-            os.setxattr(at, marks.opaque, b"y")
-        except OSError as exc:
-            raise OSError(
-                exc.errno,
-                f"the file system of {at.parent} keeps no extended attributes of users ({exc.strerror}), in which layers have "
-                "their marks: name a state directory on ext4, XFS, Btrfs, or tmpfs (Linux 6.6 and newer)",
-            ) from None
+    _marks(at, marks)
     with _mounted(at, naming, marks) as mount:
         os.close(os.open(b"probe", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=mount))
 
@@ -280,15 +286,6 @@ def _priority(_: Path) -> None:
     os.setpriority(os.PRIO_PROCESS, 0, own)
 
 
-def _has_fine_times(place: Path) -> bool:
-    try:
-        with scratch(place) as directory:
-            _fine_times(directory)
-    except OSError:
-        return False
-    return True
-
-
 def _fine_times(at: Path) -> None:
     """Changes one right after the other, each after a look at the file: the kernel gives a changed time to a file that
     was looked at since its last change, or gives the time of the last tick."""
@@ -331,13 +328,16 @@ def scratch(directory: Path) -> Iterator[Path]:
     try:
         yield place
     finally:
-        shutil.rmtree(place)
+        with files.closing_fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as parent:
+            files.remove_tree(parent, place.name)  # a server lets nobody into the directory that overlayfs has closed
 
 
 def _answer(place: Path) -> Abilities:
     """The answer to `probe`. An ordinary user's daemon has a user namespace, so its abilities are those in one."""
     if not rootless.is_root() and not rootless.in_own_namespace():
-        fine_times = _has_fine_times(place)
+        reasons: dict[str, str] = {}
+        fine_times = _succeeds(place, reasons, "fine_times", _fine_times)
+        keeps_marks = _succeeds(place, reasons, "keeps_marks", functools.partial(_marks, marks=BY_USER))
         try:
             rootless.enter()
         except OSError as exc:
@@ -354,7 +354,8 @@ def _answer(place: Path) -> Abilities:
                 ids=1,
                 cgroup_version=0,
                 cgroup_root="",
-                reasons={"user_namespaces": reason_of(exc)},
+                reasons={**reasons, "user_namespaces": reason_of(exc)},
+                keeps_marks=keeps_marks,
             )
     return _probe_here(place)
 

@@ -4,6 +4,7 @@ import { at, get, send, tree } from "./api.js";
 import { Command, ask, attempt, dialog, environment, quoted } from "./dialog.js";
 import { current, find, go, nameOf, overview, say } from "./state.js";
 import { inspected } from "./inspector.js";
+import { log } from "./ledger.js";
 import { parse } from "./json.js";
 import { saved } from "./saved.js";
 import { spoken } from "./log.js";
@@ -37,8 +38,22 @@ export function acts(/** @type {Snapshot | null} */ one) {
   if (of.status === "running") found.push({ name: "Stop", key: "s", run: () => stop(of) });
   else if (of.agent && of.status !== "finished") found.push({ name: "Resume", key: "s", run: () => resume(of) });
   if (shown.origin) found.push({ name: "Promote", key: "m", run: () => promote(shown) });
-  found.push({ name: "Undo a rewind", key: "u", run: () => undo(of) }, { name: "Compare", key: "c", run: () => choose() }, ...tree);
+  if (undoes(shown)) found.push({ name: "Undo", key: "u", run: () => undo(of) });
+  found.push({ name: "Compare", key: "c", run: () => choose() }, ...tree);
   return found;
+}
+
+/** What `undo` takes back. */
+const UNDOABLE = ["rewind", "undo", "retry", "promote", "merge"];
+
+/** True if the last thing that was done to a trajectory can be taken back. An agent may have a tool of such a name; in a folder, other records of the daemon may have followed. */
+function undoes(/** @type {Api.OverviewInfo} */ { trajectory, newest }) {
+  for (let one = newest, rows = log.value?.rows; one; one = trajectory.runtime === "folder" ? rows?.get(one.seq - 1) ?? null : null) {
+    const { kind = null } = rows?.get(one.seq) ?? one;
+    if (kind === "call") return false;
+    if (UNDOABLE.includes(one.tool.name)) return true;
+  }
+  return false;
 }
 
 /** Run the act that a key stands for. True if there is one. */
@@ -119,7 +134,7 @@ async function rewind(/** @type {Snapshot} */ one) {
   const { changes, effects, untouched } = preview;
   ask({
     title: `Rewind ${nameOf(of)} to call ${one.seq}`,
-    text: html`<p>Files, conversation and state go back to ${short(one.id)}. What came after it stays in the log, and “Undo a rewind” brings it back.</p>
+    text: html`<p>Files, conversation and state go back to ${short(one.id)}. What came after it stays in the log, and “Undo” brings it back.</p>
       <p>${count(preview.change_count, "file")} would change, ${count(preview.messages.length, "message")} would go.</p>
       ${effects.length ? html`<p class="warn">${effects.length} irreversible call${effects.length === 1 ? " is" : "s are"} not taken back: ${line(effects.map(({ name }) => name).join(", "))}</p>` : null}
       ${untouched.map((text) => html`<p class="warn">${line(text)}</p>`)}

@@ -1,5 +1,5 @@
 // The inbox: calls that wait for a person. A decision has two steps, and the second shows exactly what is decided.
-import { ago, html, line, plain, short, signal, since, typed, view } from "./dom.js";
+import { ago, count, html, line, plain, short, signal, since, typed, view } from "./dom.js";
 import { at, get, send } from "./api.js";
 import { parse } from "./json.js";
 import { approvals, askToNotify, find, link, nameOf, notifies, refresh, say, waiting } from "./state.js";
@@ -7,11 +7,13 @@ import { Patch, loaded } from "./text.js";
 
 /** @typedef {Api.ApprovalInfo} Approval */
 
+const GIVEN_MAX = 100_000;
+
 export const Approvals = view(() => {
-  const chosen = signal(""), step = signal(/** @type {"" | "approve" | "deny"} */ ("")), edited = signal(/** @type {string | null} */ (null)), reason = signal("");
+  const chosen = signal(""), step = signal(/** @type {"" | "approve" | "deny"} */ ("")), edited = signal(/** @type {string | null} */ (null)), reason = signal(""), whole = signal(false);
 
   /** Nothing of what was typed for another call is left. */
-  const forget = () => ([step.value, edited.value, reason.value] = ["", null, ""]);
+  const forget = () => ([step.value, edited.value, reason.value, whole.value] = ["", null, "", false]);
 
   /** From now on it is this one, whatever is asked, decided or removed meanwhile. */
   const choose = (/** @type {Approval} */ one) => void (chosen.value === one.id || (forget(), (chosen.value = one.id)));
@@ -46,6 +48,7 @@ export const Approvals = view(() => {
     const tell = notifies.value === "default" ? html`<p class="pad"><button onClick=${askToNotify}>Notify me in this browser</button></p>` : null;
     if (!one) return html`<main class="wide"><h1>Approvals</h1>${tell}<p class="faint">Nothing waits. A policy says which calls need a person: <code>snapshotd approvals --help</code>.</p></main>`;
     const of = find(one.trajectory), mine = one.id === chosen.value, now = mine ? step.value : "", text = mine ? edited.value : null;
+    const given = JSON.stringify(one.arguments, null, 2) ?? "null", shown = mine && whole.value ? Infinity : GIVEN_MAX;
     return html`<main class="inbox"><div class="list">${tell}<div role="listbox" aria-label="Approvals">${all.map((each) => html`
         <button role="option" key=${each.id} aria-selected=${each === one} class=${each === one ? "on" : ""} onClick=${() => choose(each)}>
           <i class="dot ${each.status === "pending" ? "interrupted" : each.status === "approved" ? "finished" : "failed"}"></i><b>${line(each.name, 80)}</b>
@@ -55,7 +58,7 @@ export const Approvals = view(() => {
         <p class="faint">asked by <a href=${link("t", of ? nameOf(of.trajectory) : one.trajectory)}>${of ? nameOf(of.trajectory) : short(one.trajectory)}</a> ·
           files of <code>${short(one.snapshot)}</code> · ${one.side_effect} · asked ${since(one.created_at)}</p>
         <h3>Arguments</h3>
-        ${text === null ? html`<pre class="given">${plain(JSON.stringify(one.arguments, null, 2), 100_000)}</pre>`
+        ${text === null ? html`<pre class="given">${plain(given, shown)}</pre>${given.length > shown ? html`<p class="warn">${count(given.length - shown, "more character")} <button onClick=${() => (choose(one), (whole.value = true))}>Show all</button></p>` : null}`
           : html`<textarea aria-label="Arguments" rows="8" value=${text} onInput=${(/** @type {Event} */ event) => (edited.value = typed(event))}></textarea>`}
         ${one.status !== "pending" ? html`<p>${one.status}${one.reason ? `: ${plain(one.reason, 2000)}` : ""}</p>` : now === "" ? html`<div class="acts">
           <button class="main" onClick=${() => begin(one, "approve")}>Approve…</button><button onClick=${() => begin(one, "deny")}>Deny…</button>

@@ -16,7 +16,7 @@ export const Compare = view(() => {
   return () => {
     const refs = place.value.slice(1);
     if (refs.length < 2) return html`<main class="wide"><h1>Compare</h1><p>Choose two trajectories or more: <kbd>c</kbd> on one of them.</p></main>`;
-    return html`<main class="comparison">${loaded({ what: refs.join(), load: () => /** @type {Promise<Found>} */ (send("POST", "/compare", { refs })), show: (found) => html`
+    return html`<main class="comparison" style=${{ "--columns": refs.length }}>${loaded({ what: refs.join(), load: () => /** @type {Promise<Found>} */ (send("POST", "/compare", { refs })), show: (found) => html`
         <div class="sides" style=${columns(found)}>${found.branches.map((one) => html`<${Side} one=${one}/>`)}</div>
         <div class="tabs" role="tablist"><button role="tab" aria-selected=${tab.value === 0} onClick=${() => (tab.value = 0)}>calls</button>
           ${found.pairs.map((pair, i) => html`<button role="tab" aria-selected=${tab.value === i + 1} onClick=${() => (tab.value = i + 1)}>
@@ -26,7 +26,7 @@ export const Compare = view(() => {
   };
 });
 
-const columns = (/** @type {Found} */ { branches }) => ({ gridTemplateColumns: `repeat(${branches.length}, minmax(220px, 1fr))` });
+const columns = (/** @type {Found} */ { branches }) => ({ gridTemplateColumns: `repeat(${branches.length}, minmax(0, 1fr))` });
 const title = (/** @type {Api.BranchInfo} */ one) => line(one.name ?? one.ref.slice(0, 12), 60);
 
 function Side(/** @type {{one: Api.BranchInfo}} */ { one }) {

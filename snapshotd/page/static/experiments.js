@@ -34,9 +34,9 @@ export const Experiments = view((/** @type {import("./dom.js").Self<{}>} */ self
     if (!place.value[1]) return html`<main class="wide"><h1>Experiments</h1>${loaded({
       what: "all",
       load: () => /** @type {Promise<Experiment[]>} */ (get("/experiments")),
-      show: (all) => all.length ? html`<table class="grid"><thead><tr><th>name</th><th>branches</th><th>best</th><th>state</th><th>began</th></tr></thead><tbody>
+      show: (all) => all.length ? html`<div class="scroll"><table class="grid"><thead><tr><th>name</th><th>branches</th><th>best</th><th>state</th><th>began</th></tr></thead><tbody>
         ${all.map((one) => html`<tr key=${one.name}><td><a href=${link("experiments", one.name)}>${line(one.name, 100)}</a></td><td class="number">${one.branches.length}</td><td>${one.best ?? ""}</td>
-          <td>${one.ended_because ?? "running"}</td><td class="number">${since(one.started_at)}</td></tr>`)}</tbody></table>`
+          <td>${one.ended_because ?? "running"}</td><td class="number">${since(one.started_at)}</td></tr>`)}</tbody></table></div>`
         : html`<p class="faint">No experiments yet. Choose the call that all branches begin at, and press <kbd>e</kbd>.</p>`,
     })}</main>`;
     const one = shown.value;

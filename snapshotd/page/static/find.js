@@ -81,9 +81,9 @@ export const Find = view((/** @type {import("./dom.js").Self<{id?: string}>} */ 
 
   return () => {
     const only = place.value[1] ?? ALL, of = only === ALL ? undefined : find(only), all = hits.value;
-    const row = (/** @type {number} */ i) => {
+    const row = (/** @type {number} */ i, /** @type {import("./rows.js").Position} */ at) => {
       const hit = all[i];
-      return html`<a class="hit ${i === picked.value ? "on" : ""}" href=${link(...placeOf(hit))} role="option" aria-selected=${i === picked.value}>
+      return html`<a class="hit ${i === picked.value ? "on" : ""}" href=${link(...placeOf(hit))} role="option" ...${at} aria-selected=${i === picked.value}>
         <span><b>${line(hit.name ?? hit.trajectory.slice(0, 12), 60)}</b> <span class="faint">call ${hit.seq} · ${hit.kind} ${line(hit.part, 60)}${hit.cut ? " · its beginning" : ""}</span></span><span class="number">${ago(hit.created_at)}</span>
         <code>${excerpt(hit)}</code></a>`;
     };

@@ -1,5 +1,5 @@
 // One call: what it was, what it changed, the files and the conversation as they were.
-import { duration, html, line, plain, short, signal, since, size, view } from "./dom.js";
+import { duration, grouped, html, line, plain, short, signal, since, size, view } from "./dom.js";
 import { at, get } from "./api.js";
 import { current, go, link, nameOf, place } from "./state.js";
 import { spoken } from "./log.js";
@@ -41,7 +41,7 @@ export const Inspector = view((/** @type {import("./dom.js").Self<{}>} */ self) 
       name === "patch" && one.files ? html`patch <${Changes} files=${one.files}/>` : name === "conversation" ? `conversation ${one.messages}`
       : name === "effects" && one.side_effect === "irreversible" ? html`effects <span class="warn">!</span>` : name;
     return html`<aside class="inspector" aria-label="Call ${one.seq}">
-      <header>
+      <header><a class="back" href=${link("t", place.value[1])}>‹ all calls</a>
         <h1>${line(tool.name, 200)} <code>${brief(tool)}</code></h1>
         <p>snapshot <a class="tag" href=${link("t", place.value[1], one.id)} title=${one.id}>${short(one.id)}</a> · call ${one.seq}${one.sub_agent ? ` of ${sub(one)}` : ""} · ${""}
           <span class=${failed(tool) ? "bad" : ""}>${tool.status}${tool.exit_code === null ? "" : ` (${tool.exit_code})`}</span>${" "}
@@ -71,7 +71,7 @@ const Facts = view(() => () => {
   if (!one) return null;
   const { trajectory: it, snapshots, origin } = one;
   const facts = [["id", it.id], ["status", `${it.status}${it.exit_code === null ? "" : `, exit code ${it.exit_code}`}`],
-    ["program", it.agent?.argv.join(" ") ?? "none"], ["image", it.image], ["network", it.network], ["snapshots", snapshots.toLocaleString("en")], ["model", use(one.model_use)],
+    ["program", it.agent?.argv.join(" ") ?? "none"], ["image", it.image], ["network", it.network], ["snapshots", grouped(snapshots)], ["model", use(one.model_use)],
     ["files", one.file_bytes ? `${size(one.file_bytes)} written, ${size(one.layer_bytes)} of layers on disk` : ""], ["made", since(it.created_at)]];
   return html`<header><h1>${line(nameOf(it), 200)}</h1><${Acts} of=${null}/></header>
     <dl>${facts.filter(([, text]) => text).map(([name, text]) => html`<dt>${name}</dt><dd>${line(text)}</dd>`)}

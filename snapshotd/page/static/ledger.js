@@ -71,13 +71,13 @@ export const Ledger = view((/** @type {import("./dom.js").Self<{}>} */ self) => 
     const lanes = forks(shown.id, shown.first);
     const selected = place.value[2] ? shown.rowOf(place.value[2]) : -1;
     const width = 26 + Math.min(LANES_MAX, lanes.length) * LANE;
-    const row = (/** @type {number} */ i) => {
+    const row = (/** @type {number} */ i, /** @type {import("./rows.js").Position} */ at) => {
       const one = shown.at(i);
       shown.want(i - AHEAD), shown.want(i + AHEAD);
       const style = { gridTemplateColumns: `${width}px 42px minmax(0,1fr) auto 58px` };
-      if (!one) return html`<div class="row" style=${style}></div>`;
+      if (!one) return html`<div class="row" role="option" ...${at} aria-selected="false" aria-busy="true" style=${style}></div>`;
       const { tool } = one, text = shown.said.get(one.id);
-      return html`<a class="row ${i === selected ? "on" : ""} ${failed(tool) ? "bad" : ""}" role="option" aria-selected=${i === selected} style=${style}
+      return html`<a class="row ${i === selected ? "on" : ""} ${failed(tool) ? "bad" : ""}" role="option" ...${at} aria-selected=${i === selected} style=${style}
           href=${link("t", place.value[1], one.id)}>
         <${Lane} row=${i} count=${shown.count.value} lanes=${lanes} width=${width} full=${changed(one) > 0}/>
         <span class="number">${one.seq}</span>

@@ -1,5 +1,5 @@
 // The machine: what takes space, what is not stored yet, what runs, and how long sandboxes stood still.
-import { count, duration, html, line, signal, size, view } from "./dom.js";
+import { count, duration, grouped, html, line, signal, size, view } from "./dom.js";
 import { get } from "./api.js";
 import { link, say } from "./state.js";
 
@@ -47,6 +47,7 @@ export const Machine = view((/** @type {import("./dom.js").Self<{}>} */ self) =>
           ${Object.entries(usage.states).filter(([name, number]) => number && name !== "captured").map(([name, number]) => html`<dt>${name}</dt><dd>${count(number, "snapshot")}</dd>`)}</dl></section>
       <section><h3>Pauses of the last hour</h3>${minutes ? html`<p class="faint">${count(number, "pause")}, ${duration(pauses.minutes.reduce((sum, { sum_ms }) => sum + sum_ms, 0) / Math.max(1, number))} on average, the longest ${duration(Math.max(...pauses.minutes.map(({ longest_ms }) => longest_ms)))}</p><${Pauses} stats=${stats}/>`
         : html`<p class="faint">No sandbox stood still for a snapshot.</p>`}</section>
+      ${stats.nodes.length ? html`<${Fleet} nodes=${stats.nodes}/>` : null}
       <section class="all"><h3>Sandboxes</h3>${sandboxes.length ? html`<div class="scroll"><table class="grid"><thead><tr><th>trajectory</th><th>runtime</th><th>agent</th><th>processors</th><th>memory</th><th>processes</th></tr></thead><tbody>
         ${sandboxes.map((one) => {
           const used = load(one);
@@ -58,6 +59,13 @@ export const Machine = view((/** @type {import("./dom.js").Self<{}>} */ self) =>
           <td><svg class="share" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect width=${(100 * one.layer_bytes) / most} height="8" rx="1"/></svg></td><td class="number">${size(one.file_bytes)}</td></tr>`)}</tbody></table></div>` : html`<p class="faint">No trajectory has layers on disk.</p>`}</section></main>`;
   };
 });
+
+/** The nodes of the fleet: what each owns, its room, and how far it lags behind with publishing. */
+function Fleet(/** @type {{nodes: Api.NodeStats[]}} */ { nodes }) {
+  return html`<section class="all"><h3>Fleet</h3><div class="scroll"><table class="grid"><thead><tr><th>node</th><th>state</th><th>lease</th><th>trajectories</th><th>free memory</th><th>starting</th><th>not published</th></tr></thead><tbody>
+    ${nodes.map((one) => html`<tr key=${one.node}><td>${line(one.node, 63)}</td><td class=${one.state === "lost" ? "bad" : one.state === "draining" ? "warn" : ""}>${one.state}</td><td class="number">${one.lease_s ? `${Math.round(one.lease_s)} s` : "over"}</td>
+      <td class="number">${grouped(one.trajectory_count)}</td><td class="number">${size(one.free_memory_bytes)}</td><td class="number">${one.starting_count} of ${one.starting_max}</td><td class="number">${count(one.unpublished_count, "snapshot")}</td></tr>`)}</tbody></table></div></section>`;
+}
 
 /** One bar a minute: the longest pause in it, on a scale by powers of ten. */
 function Pauses(/** @type {{stats: Stats}} */ { stats }) {

@@ -434,6 +434,10 @@ declare namespace Api {
     end?: boolean;
   }
 
+  interface KeepAliveRequest {
+    trajectories: (string)[];
+  }
+
   interface LimitsInfo {
     cpus: number;
     disk_bytes: number;
@@ -506,6 +510,18 @@ declare namespace Api {
     allow?: (string)[];
     deny?: (string)[];
     only?: (string)[] | null;
+  }
+
+  interface NodeStats {
+    architecture: string;
+    free_memory_bytes: number;
+    lease_s: number;
+    node: string;
+    starting_count: number;
+    starting_max: number;
+    state: "leased" | "draining" | "lost";
+    trajectory_count: number;
+    unpublished_count: number;
   }
 
   interface OverviewInfo {
@@ -793,6 +809,7 @@ declare namespace Api {
     began_at: string;
     disk: (TrajectoryDisk)[];
     measured_at: string;
+    nodes: (NodeStats)[];
     pauses: PauseStats;
     requests: (RequestStats)[];
     sandboxes: (SandboxStats)[];

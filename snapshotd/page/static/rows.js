@@ -6,11 +6,12 @@ const BEYOND = 8;
 /** The height of a list whose box is not on the page yet. */
 const ROOM = 800;
 
+/** The place of a row among all, since the others are not on the page. @typedef {{"aria-setsize"?: number, "aria-posinset"?: number}} Position */
 /**
  * @typedef {object} RowsProps
  * @property {number} count
  * @property {number} height of each, in pixels
- * @property {(i: number) => import("./dom.js").Drawn} row draws one
+ * @property {(i: number, at: Position) => import("./dom.js").Drawn} row draws one; an option of a listbox has its position
  * @property {string} label
  * @property {(i: number) => string} [keyOf] what a row stays the same by when others are put before it
  * @property {number} [reveal] a row to scroll to when it changes
@@ -21,8 +22,10 @@ const ROOM = 800;
  */
 
 /** One row, which is drawn again when a signal that it read has changed. */
-const Row = view(() => (/** @type {{row: RowsProps["row"], i: number, height: number}} */ { row, i, height }) =>
-  html`<div class="slot" role="presentation" style=${{ top: `${i * height}px`, height: `${height}px` }}>${row(i)}</div>`);
+const Row = view(() => (/** @type {{row: RowsProps["row"], i: number, height: number, count: number, role: string}} */ { row, i, height, count, role }) => {
+  const at = { "aria-setsize": count, "aria-posinset": i + 1 }, isItem = role === "list";
+  return html`<div class="slot" role=${isItem ? "listitem" : "presentation"} ...${isItem ? at : {}} style=${{ top: `${i * height}px`, height: `${height}px` }}>${row(i, at)}</div>`;
+});
 
 export const Rows = view((/** @type {import("./dom.js").Self<RowsProps>} */ self, given) => {
   const top = signal(given.follow ? Math.max(0, given.count * given.height - ROOM) : 0), room = signal(ROOM);
@@ -57,7 +60,7 @@ export const Rows = view((/** @type {import("./dom.js").Self<RowsProps>} */ self
     const first = Math.max(0, Math.floor(top.value / height) - BEYOND);
     const last = Math.min(count, Math.ceil((top.value + room.value) / height) + BEYOND);
     const visible = [];
-    for (let i = first; i < last; i++) visible.push(html`<${Row} key=${keyOf?.(i) ?? i} i=${i} row=${row} height=${height}/>`);
+    for (let i = first; i < last; i++) visible.push(html`<${Row} key=${keyOf?.(i) ?? i} i=${i} row=${row} height=${height} count=${count} role=${role}/>`);
     return html`<div class="rows ${className}" role=${role} aria-label=${label} tabindex="0"
         ref=${(/** @type {HTMLElement | null} */ found) => found && (box = found)} onScroll=${() => scrolled(props)}>
       <div class="space" style=${{ height: `${count * height}px` }}>${visible}</div>

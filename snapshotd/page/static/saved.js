@@ -9,7 +9,7 @@ import { parse } from "./json.js";
  * @property {Record<string, Api.SnapshotInfo[]>} logs by trajectory
  * @property {Record<string, {keep: string | null, add: Api.MessageInfo[]}>} messages by snapshot: those of another, and more
  * @property {Record<string, string>} outputs by SNAPSHOT/NAME, base64
- * @property {Record<string, {data_b64: string, outside: number}>} patches by snapshot
+ * @property {Record<string, {data_b64: string, outside: number, omitted: {path: string, bytes: number}[]}>} patches by snapshot
  * @property {Record<string, object[]>} journals
  * @property {Record<string, unknown>} answers by path
  */
@@ -54,8 +54,8 @@ export const saved = data && {
   lines(/** @type {string} */ path, /** @type {Record<string, unknown>} */ query = {}) {
     const [, , id, what] = path.split("/").map(decodeURIComponent);
     if (path === "/patch" && !query.b && data.patches[String(query.a)]) {
-      const { data_b64, outside } = data.patches[String(query.a)];
-      return [{ event: "data", data_b64 }, { event: "end", outside }];
+      const { data_b64, outside, omitted } = data.patches[String(query.a)];
+      return [{ event: "data", data_b64 }, ...omitted.map((one) => ({ event: "omitted", ...one })), { event: "end", outside }];
     }
     if (what === "journal") return data.journals[id] ?? [];
     throw new Error("this file does not hold that; `snapshotd ui` shows it");

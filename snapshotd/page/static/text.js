@@ -7,7 +7,7 @@ import { Rows } from "./rows.js";
 
 const LINE = 18, LINE_MAX = 2000;
 const PART_BYTES = 256 << 10;
-const PATCH_MAX = 4 << 20;
+const PATCH_MAX = 4 << 20, FILE_MAX = PATCH_MAX / 2;
 
 /** @typedef {[string, string][]} Pieces each with the class of its style */
 /** @typedef {[string, Pieces]} Line its class, and its pieces */
@@ -52,10 +52,16 @@ function Lines(/** @type {{all: Line[], label: string}} */ { all, label }) {
     const [kind, parts] = all[i];
     return html`<div class=${kind}>${parts.map(([style, text]) => (style ? html`<span class=${style}>${text}</span>` : text))}</div>`;
   };
-  return html`<${Rows} className="lines" label=${label} count=${all.length} height=${LINE} row=${row}/>`;
+  return html`<${Rows} className="lines" role="group" label=${label} count=${all.length} height=${LINE} row=${row}/>`;
 }
 
 const KINDS = /** @type {Record<string, string>} */ ({ "+": "plus", "-": "minus", "@": "hunk" });
+
+/** The beginning of a long line, and how much is missing. */
+function cut(/** @type {string} */ text, /** @type {(shown: string) => Pieces} */ draw = (shown) => [["", plain(shown, LINE_MAX)]]) {
+  const more = text.length - LINE_MAX, found = draw(text.slice(0, LINE_MAX));
+  return more > 0 ? /** @type {Pieces} */ ([...found, ["faint", `… ${count(more, "more character")}`]]) : found;
+}
 
 /** The lines of a patch: each file under its name, with the numbers of its lines. */
 function patchLines(/** @type {string} */ text) {
@@ -68,27 +74,33 @@ function patchLines(/** @type {string} */ text) {
       name = [["", plain(one.slice(11).replace(/^a\/(.*) b\/\1$/, "$1"), LINE_MAX)]];
       [inHunk, plus, minus] = [false, 0, 0];
       found.push(["file", name]);
-    } else if (one.startsWith("@@")) (inHunk = true), found.push(["hunk", [["", plain(one, LINE_MAX)]]]);
+    } else if (one.startsWith("@@")) (inHunk = true), found.push(["hunk", cut(one)]);
     else if (inHunk) {
       if (one[0] === "+") plus++;
       else if (one[0] === "-") minus++;
-      found.push([KINDS[one[0]] ?? "", [["", plain(one, LINE_MAX)]]]);
-    } else if (!/^(index|---|\+\+\+) /.test(one)) found.push(["head", [["", plain(one, LINE_MAX)]]]);
+      found.push([KINDS[one[0]] ?? "", cut(one)]);
+    } else if (!/^(index|---|\+\+\+) /.test(one)) found.push(["head", cut(one)]);
   }
   close();
   return found;
 }
 
-/** The patch of a snapshot against its parent, or between two. */
+/** The patch of a snapshot against its parent, or between two. A file that is too large to show is named in its place. */
 async function readPatch(/** @type {string} */ a, /** @type {string | undefined} */ b, /** @type {AbortSignal} */ ended) {
-  let text = "", outside = 0, cut = false;
-  const decoder = new TextDecoder();
-  for await (const event of /** @type {AsyncGenerator<{event: string, outside: number, data_b64: string}>} */ (lines("/patch", { a, b }, ended))) {
+  let text = "", outside = 0, length = 0;
+  const decoder = new TextDecoder(), all = /** @type {Line[]} */ ([]);
+  const close = () => (all.push(...patchLines(text)), (text = ""));
+  for await (const event of /** @type {AsyncGenerator<{event: string, outside: number, data_b64: string, path: string, bytes: number}>} */ (lines("/patch", { a, b, max_file_bytes: FILE_MAX }, ended))) {
     if (event.event === "end") outside = event.outside;
-    else text += decoder.decode(Uint8Array.from(atob(event.data_b64), (one) => one.charCodeAt(0)), { stream: true });
-    if (text.length > PATCH_MAX && (cut = true)) break;
+    else if (event.event === "omitted") close(), all.push(["file", [["", plain(event.path, LINE_MAX)], ["faint", `  ${size(event.bytes)}, too large to show`]]]);
+    else {
+      const piece = decoder.decode(Uint8Array.from(atob(event.data_b64), (one) => one.charCodeAt(0)), { stream: true });
+      (text += piece), (length += piece.length);
+      if (length > PATCH_MAX) break;
+    }
   }
-  return { all: patchLines(text), outside, cut };
+  close();
+  return { all, outside, cut: length > PATCH_MAX };
 }
 
 export function Patch(/** @type {{a: string, b?: string}} */ { a, b }) {
@@ -139,12 +151,11 @@ function terminal(/** @type {string} */ text) {
   const all = text.split(/\r*\n/);
   if (all.at(-1) === "") all.pop();
   return all.map((one) => {
-    const seen = one.slice(one.lastIndexOf("\r") + 1), more = seen.length - LINE_MAX;
-    const found = pieces(seen.slice(0, LINE_MAX), style).map(([kind, text]) => /** @type {[string, string]} */ ([kind, plain(text, LINE_MAX)]));
-    return ["", more > 0 ? [...found, ["faint", `… ${count(more, "more character")}`]] : found];
+    const seen = one.slice(one.lastIndexOf("\r") + 1);
+    return ["", cut(seen, (shown) => pieces(shown, style).map(([kind, text]) => [kind, plain(text, LINE_MAX)]))];
   });
 }
 
 /** A text as it is. */
 export const Text = (/** @type {{text: string, label: string}} */ { text, label }) =>
-  html`<${Lines} all=${text.split("\n").map((one) => ["", [["", plain(one, LINE_MAX)]]])} label=${label}/>`;
+  html`<${Lines} all=${text.split("\n").map((one) => ["", cut(one)])} label=${label}/>`;

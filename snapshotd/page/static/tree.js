@@ -105,10 +105,10 @@ export const Tree = view((/** @type {import("./dom.js").Self<{}>} */ self) => {
   };
   return () => {
     const all = lanes.value, number = chosen.value.size;
-    const row = (/** @type {number} */ i) => {
+    const row = (/** @type {number} */ i, /** @type {import("./rows.js").Position} */ at) => {
       const { one } = all[i], { trajectory: it } = one, scored = scores.value.get(it.id), use = one.model_use;
       const spent = use ? use.input_tokens + use.output_tokens : 0;
-      return html`<div class="branch ${i === cursor.value ? "on" : ""}" role="option" aria-selected=${chosen.value.has(it.id)} onClick=${() => (cursor.value = i)}>
+      return html`<div class="branch ${i === cursor.value ? "on" : ""}" role="option" ...${at} aria-selected=${chosen.value.has(it.id)} onClick=${() => (cursor.value = i)}>
         <input type="checkbox" aria-label="Choose ${line(nameOf(it), 60)}" checked=${chosen.value.has(it.id)} tabindex="-1" onChange=${() => toggle(it.id)}/>
         <${Graph} row=${i} lane=${all[i]}/>
         <a class="name" href=${link("t", nameOf(it))} tabindex="-1"><i class="dot ${it.status}" title=${it.status}></i> <b>${line(nameOf(it), 80)}</b> <span class="faint">${it.status}${it.exit_code ? ` (${it.exit_code})` : ""}</span></a>

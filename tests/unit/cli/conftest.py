@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from snapshotd.cli.main import main
-from snapshotd.engine.host import doctor, integrations
+from snapshotd.engine.host import doctor
 from snapshotd.types import new_id
 from tests.unit.cli.world import World
 from tests.unit.daemon.process import Daemon
@@ -33,19 +33,12 @@ Cli = Callable[..., Ran]
 
 
 @pytest.fixture(autouse=True)
-def _never_a_real_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _never_a_real_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_trials: None) -> None:
     """Whatever goes wrong in a test, it must not start the machine's daemon when it runs as root."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("SNAPSHOTD_STATE_DIR", str(tmp_path / "no-state"))
     monkeypatch.delenv("SNAPSHOTD_SOCKET", raising=False)
     monkeypatch.setenv("COLUMNS", "100")
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_tried_that_takes_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`doctor` loads every integration that is installed, 4 s of CPU: unit/engine/test_integrations.py does so once."""
-    absent = {name: one for name, one in integrations.INTEGRATIONS.items() if one.version() is None}
-    monkeypatch.setattr(integrations, "INTEGRATIONS", absent)
 
 
 @pytest.fixture

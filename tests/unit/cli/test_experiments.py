@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from snapshotd.client.remote.logins import Login, save_login
 from tests.unit.cli.conftest import Cli
-from tests.unit.daemon.process import Daemon
+from tests.unit.daemon.process import Daemon, start
 
 _TEXT = 'from = "{}"\nn = 2\nprogram = ["true"]\n[score]\ncommand = {}\n'
 
@@ -34,3 +36,27 @@ def test_the_recommended_promote_is_taken(
     done = cli(*command.split())
     assert done.code == 0, (command, done.err)
     assert client.snapshot("box").tool.name == "promote"
+
+
+def test_a_fleet_runs_the_same_file(
+    cli: Cli, daemon: Daemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, short_dir: Path
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "ways.toml").write_text(_TEXT.format("box", '["true"]'))
+    daemon.client.create(name="box")
+    with closing(start(short_dir / "o", short_dir / "o.sock", SMALL_LISTEN="127.0.0.1:0")) as other:
+        told = other.client.status()
+        save_login(
+            told["listening"], Login(other.client.create_token("t", scopes=["admin"]).token, told["fingerprint"])
+        )
+        fleet = ("--fleet", f"unix://{daemon.socket_path}", "--fleet", told["listening"])
+        done = cli("experiment", "run", *fleet, "--json", str(tmp_path / "ways.toml"))
+        assert (done.code, done.json["ended_because"]) == (0, "all branches have ended"), done.err
+        assert [one["status"] for one in done.json["branches"]] == ["scored"] * 2
+        assert [[one.name for one in each.client.trajectories() if one.experiment] for each in (daemon, other)] == [
+            ["ways.1.0.0"],
+            ["ways.0.0.0"],
+        ]
+        said = cli("experiment", "run", *fleet, str(tmp_path / "ways.toml"))
+        assert re.search(r"^best: [01].0, trajectory \w+ on its node$", said.out, re.MULTILINE)
+        assert cli("experiment", "run", "--detach", *fleet, str(tmp_path / "ways.toml")).code == 2

@@ -43,7 +43,9 @@ def test_status_shows_leases_room_and_lag(
     for name in ("north", "south", "west"):
         coordination.register(NodeID(name), f"host-{name}", 0)
     coordination.own(TrajectoryID("t"), NodeID("north"), 1)
-    room = NodeRoom(NodeID("north"), "x86_64", free_bytes=3 << 30, starting=1, starting_most=16, unpublished=7)
+    room = NodeRoom(
+        NodeID("north"), architecture="x86_64", free_bytes=3 << 30, starting=1, starting_most=16, unpublished=7
+    )
     coordination.renew(NodeID("north"), 1, room)
     coordination.reserve(NodeID("north"), 2, 1 << 30)
     postgres.ask("UPDATE snapshotd_fleet.nodes SET until_ns = 1 WHERE node = 'west'")

@@ -18,7 +18,16 @@ SAID_ELSEWHERE = {
     *("first_bad", "last_good", "unknown", "tried", "round", "rounds", "outcome", "flaky"),  # bisect
     *("address", "rules"),
     *("row_count", "tables", "sha256"),  # tests/contract/test_catalog_migration.py
-    *("durability", "free_bytes", "free_memory_bytes", "image_count", "instance", "layer_kind", "policy_file"),
+    *(
+        "durability",
+        "free_bytes",
+        "free_memory_bytes",
+        "image_count",
+        "processor_count",
+        "instance",
+        "layer_kind",
+        "policy_file",
+    ),
     *(
         "runtimes",
         "sandbox_count",

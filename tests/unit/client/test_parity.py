@@ -61,6 +61,7 @@ ONLY_METHODS = {
     "write_command": "a command line gives a running command no further input",
     "write_files": "`cp` writes files that exist",
     "write_file": "`cp -` and `edit` write",
+    "keep_alive": "for drivers of a fleet, which renew all that they have; a command is itself a use of the sandbox",
     "make_dir": "`exec BOX -- mkdir`",
     "remove_file": "`exec BOX -- rm`",
     "rename_file": "`exec BOX -- mv`",

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from snapshotd.api.find import FindInfo, HitInfo
-from snapshotd.api.stats import PauseMinute, PauseStats, RequestStats, SandboxStats, StatsInfo, TrajectoryDisk
+from snapshotd.api.stats import (
+    NodeStats,
+    PauseMinute,
+    PauseStats,
+    RequestStats,
+    SandboxStats,
+    StatsInfo,
+    TrajectoryDisk,
+)
 from snapshotd.api.storage import UsageInfo
 
 _ID, _AT = "7" * 32, "2026-01-31T12:00:00.000000Z"
@@ -19,4 +27,8 @@ STATS = StatsInfo(
     pauses=PauseStats((1.0, 5.0), (1, 2, 1), 20.0, (PauseMinute(_AT, (1, 2, 1), 20.0, 9.5),)),
     requests=(RequestStats("GET /version", "200", 2, 1.5),),
     watchers=1,
+    nodes=(
+        NodeStats("north", "leased", 12.5, 3, 1 << 30, 1, 16, 7, "x86_64"),
+        NodeStats("west", "draining", 0.0, 0, 0, 0, 16, 0, "x86_64"),
+    ),
 )

@@ -75,6 +75,8 @@ def test_labels_are_escaped_and_each_family_has_help_and_type() -> None:
     hostile = 'a"b\\c\nd'
     text = write_metrics(STATS, hostile)
     families = list(text_string_to_metric_families(text))
+    lag = next(family for family in families if family.name == "snapshotd_node_unpublished_snapshots")
+    assert [(one.labels, one.value) for one in lag.samples] == [({"node": "north"}, 7), ({"node": "west"}, 0)]
     assert families[0].samples[0].labels == {"version": hostile}
     assert [family.name for family in families if not family.documentation or family.type == "unknown"] == []
     assert text.endswith("\n")

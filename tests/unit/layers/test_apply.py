@@ -100,6 +100,7 @@ def test_everything_comes_and_goes(place: Path) -> None:
     check(live, variety.manifest(empty))
 
 
+@pytest.mark.long  # our own comparison of the same trees: below
 def test_two_oracles_of_others_agree(place: Path, shallow: Path) -> None:
     live = tree(place / "live")
     bring(live, tree(place / "empty"), shallow)
@@ -276,6 +277,7 @@ def test_a_missing_directory_is_an_error(place: Path) -> None:
         bring(live, before, after)
 
 
+@pytest.mark.long  # such layers, of edits and merges: e2e/test_merge.py
 def test_a_layer_over_a_stack(place: Path) -> None:
     """Through an overlay that nobody sees: the stack with the new layer is the tree that was asked for."""
     store = LayerStore(tree(place / "store"), "plain")

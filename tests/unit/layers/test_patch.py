@@ -17,7 +17,7 @@ from snapshotd.kernel.files import DIR_FLAGS
 from snapshotd.trees import hunks as hunks_module
 from snapshotd.trees import patch as patch_module
 from snapshotd.trees.hunks import hunks
-from snapshotd.trees.patch import write_patch
+from snapshotd.trees.patch import PatchBound, write_patch
 from snapshotd.trees.stack_view import StackView
 from tests import long
 
@@ -55,11 +55,17 @@ def read_tree(root: Path) -> Tree:
     return tree
 
 
-def make_patch(before: Path, after: Path, root: bytes = b"") -> tuple[bytes, int]:
+def make_patch(before: Path, after: Path, root: bytes = b"", max_bytes: int | None = None) -> tuple[bytes, int]:
+    """With `max_bytes`, a line in place of each larger file."""
     fds = [os.open(path, DIR_FLAGS) for path in (before, after)]
     pieces: list[bytes] = []
+    bound = (
+        None
+        if max_bytes is None
+        else PatchBound(max_bytes, lambda path, size: pieces.append(b"%s: %d\n" % (path, size)))
+    )
     with StackView(fds[:1]) as a, StackView(fds[1:]) as b:
-        outside = write_patch(a, b, root, pieces.append)
+        outside = write_patch(a, b, root, pieces.append, bound)
     for fd in fds:
         os.close(fd)
     return b"".join(pieces), outside
@@ -258,6 +264,15 @@ def test_too_big_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     write_tree(tmp_path / "b", {b"big": ("file", b"x" * 11)})
     with pytest.raises(LimitExceeded, match="'big'"):
         make_patch(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_file_beyond_a_bound_is_named_in_its_place(tmp_path: Path) -> None:
+    write_tree(tmp_path / "a", {b"w/gone": ("file", b"y" * 11)})
+    write_tree(tmp_path / "b", {b"w/a": ("file", b"a\n"), b"w/big": ("file", b"x" * 12), b"w/z": ("file", b"z\n")})
+    patch, outside = make_patch(tmp_path / "a", tmp_path / "b", b"w", 10)
+    lines = [line for line in patch.splitlines() if line.startswith((b"diff", b"big", b"gone"))]
+    assert lines == [b"diff --git a/a b/a", b"big: 12", b"gone: 11", b"diff --git a/z b/z"]
+    assert outside == 0
 
 
 @pytest.mark.parametrize("kind", ["same", "few", "permuted", "spread"])

@@ -39,9 +39,9 @@ def found_in_pieces(*pieces: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "token"), TOKENS)
-@pytest.mark.parametrize("around", ["{}", "x = '{}'; y\n", "\n{}\n", "({})", "é{}é", '{{"k":"{}"}}'])
-def test_tokens_are_found_wherever_they_stand(name: str, token: str, around: str) -> None:
-    assert found_in(around.format(token)) == [(name, token)]
+def test_tokens_are_found_wherever_they_stand(name: str, token: str) -> None:
+    for around in ("{}", "x = '{}'; y\n", "\n{}\n", "({})", "é{}é", '{{"k":"{}"}}'):
+        assert found_in(around.format(token)) == [(name, token)]
 
 
 ESCAPES = [
@@ -72,9 +72,9 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize(("name", "token"), TOKENS)
-@pytest.mark.parametrize("before", ESCAPES)
-def test_tokens_are_found_directly_after_an_escape(name: str, token: str, before: str) -> None:
-    assert found_in(f"a key:{before}{token}") == [(name, token)]
+def test_tokens_are_found_directly_after_an_escape(name: str, token: str) -> None:
+    for before in ESCAPES:
+        assert found_in(f"a key:{before}{token}") == [(name, token)]
 
 
 @pytest.mark.parametrize("token", ["AKIAIOSFODNN7EXAMPLE", "sk-" + A9 * 4, "npm_" + A9 * 3, JWT])

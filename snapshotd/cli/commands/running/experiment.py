@@ -18,6 +18,7 @@ from snapshotd.cli.text import ago, print_json, printable, table
 from snapshotd.cli.values import complete_experiment
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.client import Snapshotd
+from snapshotd.errors import UsageError
 from snapshotd.scores import FINAL, ExperimentBranch, ExperimentInfo, VariantInfo
 from snapshotd.terms import short
 
@@ -35,21 +36,41 @@ def command() -> None:
     """
 
 
-@declare("run", examples=["snapshotd experiment run parser.toml", "snapshotd experiment run --detach parser.toml"])
+@declare(
+    "run",
+    examples=[
+        "snapshotd experiment run parser.toml",
+        "snapshotd experiment run --detach parser.toml",
+        "snapshotd experiment run --fleet https://one:7676 --fleet https://two:7676 parser.toml",
+    ],
+)
+@click.option(
+    "--fleet",
+    metavar="URL",
+    multiple=True,
+    help="Share the branches among nodes: a node's https:// address, once for each; or the fleet's postgresql:// address; or ray.",
+)
 @click.option(
     "-d", "--detach", is_flag=True, help="Print its name and leave; `snapshotd experiment status --follow` follows it."
 )
 @json_option
 @click.argument("file", metavar="FILE.toml", type=click.Path(dir_okay=False, path_type=Path))
 @click.pass_context
-def run(ctx: click.Context, file: Path, detach: bool, as_json: bool) -> int:
+def run(ctx: click.Context, file: Path, fleet: tuple[str, ...], detach: bool, as_json: bool) -> int:
     """Run an experiment until it ends.
 
     The daemon drives it; this command shows a table that moves, on standard error. Ctrl-C stops the experiment, as it
     stops a run. When this command goes away in another way, or with --detach, it runs on, also after a restart of the
     daemon. The same command follows it again, and goes on with one that was stopped. The exit code is 1 if no branch
     passed. With --json: as `status --json`; with --detach as well, as it has begun.
+
+    With --fleet several daemons drive it (docs/fleet.md), and it is stopped when this command goes away. Run 2 of the
+    variant `cold` is then the trajectory EXPERIMENT.cold.2.0 on its node.
     """
+    if fleet:
+        if detach:
+            raise UsageError("an experiment of a fleet needs this command for its stop rules: leave out --detach")
+        return _run_shared(fleet, file, as_json)
     client = connect(ctx)
     info = client.create_experiment(file)
     if detach:
@@ -66,6 +87,20 @@ def run(ctx: click.Context, file: Path, detach: bool, as_json: bool) -> int:
         client.stop_experiment(info.name)
         raise
     _report(client, info, as_json, branches=False)
+    return int(not any(one.passed for one in info.branches))
+
+
+def _run_shared(fleet: tuple[str, ...], file: Path, as_json: bool) -> int:
+    from snapshotd.client.fleet.fleet import Fleet
+
+    with Fleet.open(fleet[0] if len(fleet) == 1 else fleet) as nodes, _Progress(quiet=as_json) as progress:
+        info = nodes.run_experiment(file, on_change=progress.show)
+    if as_json:
+        print_json(info.json())
+    else:
+        _report_rows(info, branches=False)
+        if info.best is not None:
+            click.echo(f"best: {_called(info.best)}, trajectory {short(info.best.trajectory or '')} on its node")
     return int(not any(one.passed for one in info.branches))
 
 
@@ -233,6 +268,12 @@ def _report(client: Snapshotd, info: ExperimentInfo, as_json: bool, *, branches:
     if as_json:
         print_json(info.json())
         return
+    _report_rows(info, branches=branches)
+    if info.best is not None:
+        click.echo(f"best: {_called(info.best)}{_promotion(client, info, info.best)}")
+
+
+def _report_rows(info: ExperimentInfo, *, branches: bool) -> None:
     header, rows = _branch_rows(info) if branches else _variant_rows(info)
     table(header, rows)
     if info.ended is not None:
@@ -240,8 +281,6 @@ def _report(client: Snapshotd, info: ExperimentInfo, as_json: bool, *, branches:
     for one in info.branches:
         if one.error is not None and not branches:
             click.echo(f"{_called(one)}: {printable(one.error)}")
-    if info.best is not None:
-        click.echo(f"best: {_called(info.best)}{_promotion(client, info, info.best)}")
 
 
 def _promotion(client: Snapshotd, info: ExperimentInfo, best: ExperimentBranch) -> str:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import asdict
 
 import click
 
+from snapshotd.api.stats import NodeStats
 from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, declare, json_option
 from snapshotd.cli.text import print_json, printable, size, table
 
-if TYPE_CHECKING:
-    from snapshotd.fleet.places import NodeRoom
-
-_NS = 1e9
 _database = click.option(
     "--database", metavar="URL", required=True, help="The fleet's PostgreSQL database: postgresql://user@host/name."
 )
@@ -39,24 +37,11 @@ def status(database: str, as_json: bool) -> int:
     from snapshotd.fleet.opening import open_coordination
 
     with open_coordination(database) as coordination:
-        counts = coordination.owned_counts()
-        found = [_said(room, counts.get(room.node, 0)) for room in coordination.rooms()]
+        found = coordination.describe_nodes()
     if as_json:
-        print_json(found)
+        print_json([asdict(one) for one in found])
         return 0
-    rows = [
-        (
-            printable(one["node"]),
-            one["state"],
-            f"{one['lease_s']:.0f} s",
-            str(one["trajectory_count"]),
-            size(one["free_memory_bytes"]),
-            f"{one['starting_count']} of {one['starting_max']}",
-            str(one["unpublished_count"]),
-        )
-        for one in found
-    ]
-    table(("NODE", "STATE", "LEASE", "TRAJECTORIES", "FREE", "STARTING", "LAG"), rows)
+    show_nodes(found)
     return 0
 
 
@@ -80,19 +65,21 @@ def drain(node: str, database: str, ends: bool, as_json: bool) -> int:
     return 0
 
 
-def _said(room: NodeRoom, owned: int) -> dict[str, Any]:
-    state = "lost" if room.lease_ns <= 0 else "draining" if room.draining else "leased"
-    return {
-        "node": room.node,
-        "state": state,
-        "lease_s": max(0.0, round(room.lease_ns / _NS, 1)),
-        "trajectory_count": owned,
-        "free_memory_bytes": max(0, room.free_bytes),
-        "starting_count": room.starting,
-        "starting_max": room.starting_most,
-        "unpublished_count": room.unpublished,
-        "architecture": room.architecture,
-    }
+def show_nodes(found: Sequence[NodeStats]) -> None:
+    """Print a table of nodes."""
+    rows = [
+        (
+            printable(one.node),
+            one.state,
+            f"{one.lease_s:.0f} s",
+            str(one.trajectory_count),
+            size(one.free_memory_bytes),
+            f"{one.starting_count} of {one.starting_max}",
+            str(one.unpublished_count),
+        )
+        for one in found
+    ]
+    table(("NODE", "STATE", "LEASE", "TRAJECTORIES", "FREE", "STARTING", "LAG"), rows)
 
 
 command.add_command(status)

@@ -9,6 +9,7 @@ import time
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
+from snapshotd.cli.commands.service.fleet import show_nodes
 from snapshotd.cli.text import ago, milliseconds, print_json, printable, shown_id, size, table
 from snapshotd.client.results import PauseStats, SandboxStats, StatsInfo
 from snapshotd.terms import number_of
@@ -38,7 +39,7 @@ def command(ctx: click.Context, no_stream: bool, prometheus: bool, no_trunc: boo
     as with --no-stream. With --json, once: {measured_at,began_at,sandboxes: [{trajectory,name,runtime,agent_running,
     started_at,cpu_ms,used_memory_bytes,process_count,cpus,memory_bytes}],disk: [{trajectory,name,layer_bytes,file_bytes}],
     usage (as `df`),pauses: {bounds_ms,counts,sum_ms,minutes: [{began_at,counts,sum_ms,longest_ms}]},requests:
-    [{operation,status,count,sum_ms}],watchers}.
+    [{operation,status,count,sum_ms}],watchers,nodes: [as `fleet status`]}.
     """
     client = connect(ctx)
     if prometheus:
@@ -86,6 +87,9 @@ def _show(before: StatsInfo, now: StatsInfo, *, full: bool) -> None:
     budget = f"of {size(usage.layer_budget_bytes)}" if usage.layer_budget_bytes else "-"  # a tenant is not told
     disk.append(("all layers", budget, size(usage.layer_bytes)))
     table(("DISK", "NAME", "LAYERS"), disk, right=(2,))
+    if now.nodes:
+        click.echo()
+        show_nodes(now.nodes)
     click.echo(f"\n{number_of(usage.unarchived, 'snapshot')} to be stored; {_pauses(now.pauses)}")
 
 

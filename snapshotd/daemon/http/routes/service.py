@@ -18,7 +18,7 @@ from snapshotd.catalog.base import present_tenant
 from snapshotd.daemon.http.metrics import METRICS_TYPE, write_metrics
 from snapshotd.daemon.http.routes.shared import Service, ServiceDep, handles
 
-_FOR_TENANTS = ("daemon_version", "api_version", "mode", "weaker", "runtimes")
+_FOR_TENANTS = ("daemon_version", "api_version", "mode", "weaker", "runtimes", "free_memory_bytes", "processor_count")
 
 
 @handles(operations.VERSION)
@@ -57,8 +57,7 @@ def stats(
 @handles(operations.METRICS, says="The figures of `/stats` in the text format of Prometheus.")
 def metrics(service: ServiceDep) -> Response:
     """For a scrape by Prometheus."""
-    node = service.engine.life.node_facts() if present_tenant() is None else None
-    return Response(write_metrics(_stats(service, 0), snapshotd.__version__, node), media_type=METRICS_TYPE)
+    return Response(write_metrics(_stats(service, 0), snapshotd.__version__), media_type=METRICS_TYPE)
 
 
 @handles(operations.FLUSH)

@@ -19,6 +19,7 @@ from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.routes.shared import NamedDep, PathB64, Ref, ServiceDep, handles, once, own
 from snapshotd.engine.base import LookedAt
 from snapshotd.trees.base import RestoreReport
+from snapshotd.trees.patch import MAX_FILE_BYTES, PatchBound
 
 _WORKSPACE = base64.urlsafe_b64encode(b"workspace").decode()
 
@@ -97,9 +98,12 @@ async def patch(
     service: ServiceDep,
     b: Annotated[str | None, Query()] = None,
     root_b64: Annotated[str, Query()] = _WORKSPACE,
+    max_file_bytes: Annotated[int | None, Query(ge=0, le=MAX_FILE_BYTES)] = None,
 ) -> Response:
     """The changes below `root_b64` as a git-style patch: lines `{"event":"data","data_b64"}`, last
-    `{"event":"end","outside"}` with the number of changes that lie elsewhere."""
+    `{"event":"end","outside"}` with the number of changes that lie elsewhere. With `max_file_bytes` a line
+    `{"event":"omitted","path","bytes"}` stands in place of each file that is larger; without it a file over 512 MiB is
+    refused."""
     _check(a, b)
     root = sandbox_path(root_b64)
 
@@ -107,7 +111,12 @@ async def patch(
         def write(data: bytes) -> None:
             streams.require(emit({"event": "data", "data_b64": base64.b64encode(data).decode()}))
 
-        emit({"event": "end", "outside": service.engine.snapshots.patch(a, b, root=root, write=write)})
+        def omit(path: bytes, size: int) -> None:
+            streams.require(emit({"event": "omitted", "path": path.decode(errors="replace"), "bytes": size}))
+
+        bound = None if max_file_bytes is None else PatchBound(max_file_bytes, omit)
+        outside = service.engine.snapshots.patch(a, b, root=root, write=write, bound=bound)
+        emit({"event": "end", "outside": outside})
 
     return await streams.ndjson(service.streams, produce)
 

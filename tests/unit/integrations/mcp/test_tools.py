@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from snapshotd.client import AsyncSnapshotd
-from tests.mcp_rig import MODES, Spoken, server_over, speaking, until
+from tests.mcp_rig import Spoken, server_over, speaking, until
 from tests.unit.daemon.process import Daemon
 
 Scene = Callable[[Spoken], Awaitable[None]]
-pytestmark = pytest.mark.parametrize("mode", MODES)
+pytestmark = pytest.mark.parametrize("mode", ["auto", pytest.param("legacy", marks=pytest.mark.long)])
+"""What the handshake changes is in test_reach_and_approvals.py, with both."""
 
 
 @pytest.fixture

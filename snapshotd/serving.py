@@ -1,0 +1,97 @@
+"""Servers on TCP share the socket that they listen on, the time that a request's head may take, and uvicorn's settings. The
+daemon's own socket is daemon/server.py's."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from snapshotd.errors import Conflict
+
+LOOPBACK = "127.0.0.1"
+HEAD_S = 10.0
+"""Time for the head of a request, which anybody who can connect may send."""
+_BACKLOG = 1024
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens at an address of this machine: 0.0.0.0 and :: are all, port 0 is any free one. OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == "::":
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def listen_on(port: int, host: str = LOOPBACK) -> socket.socket:
+    """As `bind`. Conflict: the address cannot be had."""
+    try:
+        return bind(host, port)
+    except OSError as exc:
+        other = "port" if host == LOOPBACK else "address or port"
+        raise Conflict(f"{host}:{port} cannot be listened on ({exc.strerror}); choose another {other}") from exc
+
+
+class BoundedProtocol(H11Protocol):
+    """uvicorn's HTTP protocol that bounds the head of a request: h11 its size, this its time."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._begin_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._end_head()
+        elif self._deadline is None:
+            self._begin_head()
+
+    def _begin_head(self) -> None:
+        self._deadline = self.loop.call_later(HEAD_S, self.transport.abort)
+
+    def _end_head(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class HttpServer(uvicorn.Server):
+    """Serves an application, and names neither itself nor what it was asked for."""
+
+    def __init__(self, app: ASGIApp, *, on_stop: Callable[[], object] = bool, **settings: Any) -> None:
+        """`on_stop` is called before connections end. `settings`: further ones of `uvicorn.Config`."""
+        shared: dict[str, Any] = {
+            "lifespan": "on",
+            "log_level": "warning",
+            "access_log": False,
+            "server_header": False,
+            "proxy_headers": False,
+            "http": BoundedProtocol,
+            "timeout_graceful_shutdown": 1,
+        }
+        super().__init__(uvicorn.Config(app, **shared | settings))
+        self._on_stop = on_stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_stop()
+        await super().shutdown(sockets)
