@@ -406,6 +406,21 @@ def places(environ: Mapping[str, str] = os.environ) -> UserPlaces:
     return UserPlaces(state / "snapshotd", sockets, COVERED / "run", COVERED / "share", run_source=sockets / "run")
 
 
+def node_of(config: Config) -> str:
+    """The name of the node that a daemon with these settings is. UsageError: the host's name cannot be one."""
+    if config.node:
+        return config.node
+    from socket import gethostname  # few processes need it
+
+    name = gethostname().partition(".")[0].lower()
+    try:
+        return _node(name)
+    except ValueError:
+        raise UsageError(
+            f"the host's name {name[:80]!r} cannot be that of a node: set SNAPSHOTD_NODE to 1 to 63 of a-z, 0-9 and -"
+        ) from None
+
+
 def config_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """The user's folder of what commands keep for themselves."""
     base = environ.get("XDG_CONFIG_HOME", "")

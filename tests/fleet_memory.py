@@ -83,13 +83,20 @@ class MemoryCoordination(Coordination):
 
     @contextmanager
     def publishing(
-        self, claim: Claim, parent: SnapshotID | None, snapshot: SnapshotID, calls: Collection[CallID] = ()
+        self,
+        claim: Claim,
+        parent: SnapshotID | None,
+        snapshot: SnapshotID,
+        calls: Collection[CallID] = (),
+        *,
+        stored_ns: int | None = None,
     ) -> Iterator[bool]:
         if snapshot in self.heads:
             yield False
             return
         row = protocol.move_head(self.owners[claim.trajectory], claim, parent, snapshot)
         yield True
+        protocol.check_in_time(snapshot, stored_ns, self.now_ns)
         self.owners[claim.trajectory] = row
         self.heads.add(snapshot)
         for call in calls:
@@ -103,6 +110,9 @@ class MemoryCoordination(Coordination):
 
     def published(self, snapshots: Sequence[SnapshotID]) -> list[SnapshotID]:
         return [one for one in snapshots if one in self.heads]
+
+    def clock_ns(self) -> int:
+        return self.now_ns
 
     def record_intent(self, claim: Claim, call: CallID, said: str = "") -> None:
         others = [one for one in self.intents(claim.trajectory) if one.call != call]

@@ -24,7 +24,6 @@ from typing import Any
 from snapshotd.api.commands import ExecRequest
 from snapshotd.catalog import tenancy
 from snapshotd.config import UserPlaces, read
-from snapshotd.daemon import joining
 from snapshotd.daemon.access.address import parse_listen
 from snapshotd.daemon.host import Footing
 from snapshotd.daemon.server import ServerOptions, serve
@@ -34,7 +33,6 @@ from snapshotd.engine.engine import Engine
 from snapshotd.engine.runs import ports
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import SnapshotdError, Unsupported, UsageError
-from snapshotd.fleet.base import LeaseTerms
 from snapshotd.kernel import abilities
 from snapshotd.kernel.abilities import Mode
 from snapshotd.types import NO_ISOLATION
@@ -48,6 +46,9 @@ def open_small(state_dir: Path, footing: Footing) -> Engine:
     if "SMALL_PORTS" in os.environ:
         _open_ports()
     if "SMALL_LEASE" in os.environ:
+        from snapshotd.daemon import joining  # few are nodes
+        from snapshotd.fleet.base import LeaseTerms
+
         ttl, renew, margin = (int(text) * 1_000_000 for text in os.environ["SMALL_LEASE"].split())
         joining.LeaseTerms = lambda: LeaseTerms(ttl, renew, margin)
     abilities.loop_devices = lambda: "a file system of their own is not for small layers"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -11,7 +10,7 @@ from pathlib import Path
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.postgres.catalog import open_database
 from snapshotd.catalog.sql import SqlCatalog
-from snapshotd.config import Config
+from snapshotd.config import Config, node_of
 from snapshotd.daemon.children import StatePlaces
 from snapshotd.engine.context import Context
 from snapshotd.engine.node.lease import LeaseKeeper, NodeFacts
@@ -31,7 +30,6 @@ from snapshotd.fleet.base import LeaseTerms, NodeID
 from snapshotd.fleet.coordination import PostgresCoordination
 from snapshotd.fleet.repository import PublishedSegments
 from snapshotd.fleet.tables import FleetTables
-from snapshotd.repo.fleet.base import checked_node
 from snapshotd.repo.fleet.reading import prepare
 from snapshotd.repo.key import load_key
 from snapshotd.store.open import open_store
@@ -49,7 +47,7 @@ def open_rights(config: Config, run_dir: Path, state_inode: str, local: Callable
         raise UsageError(
             "SNAPSHOTD_FLEET is set and SNAPSHOTD_STORE is not: a node's packs lie in a store that all nodes reach, such as s3://bucket"
         )
-    facts = NodeFacts(NodeID(_name(config)), _host(state_inode), config.node_address)
+    facts = NodeFacts(NodeID(node_of(config)), _host(state_inode), config.node_address)
     terms = LeaseTerms()
     try:
         tables = FleetTables(open_database(config.fleet))
@@ -109,18 +107,6 @@ def open_node(
     """The daemon as a node, over its parts. `starting`: as of `FleetNode`."""
     publisher, takeover = open_history(context, archiver, archive, cold, rights)
     return FleetNode(context, rights, sessions, publisher, takeover, starting)
-
-
-def _name(config: Config) -> str:
-    if config.node:
-        return config.node
-    name = socket.gethostname().partition(".")[0].lower()
-    try:
-        return checked_node(name)
-    except UsageError as exc:
-        raise UsageError(
-            f"the host's name {name!r} cannot be that of a node: set SNAPSHOTD_NODE to 1 to 63 of a-z, 0-9 and -"
-        ) from exc
 
 
 def _host(state_inode: str) -> str:

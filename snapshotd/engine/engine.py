@@ -141,9 +141,13 @@ class Life:
             "policy_file": self._policy_file,
             "image_count": len(context.images.list()),
             "durability": self._durability(),
-            **({} if self._node is None else self._node.status()),
+            **(self.node_facts() or {}),
             "settings": context.config.shown(),
         }
+
+    def node_facts(self) -> dict[str, Any] | None:
+        """Facts about the node of a fleet that the daemon is: its state, lease and lag; None: it is alone."""
+        return None if self._node is None else self._node.status()
 
     def _durability(self) -> str:
         """`ok`, or the reason why snapshots cannot be taken or stored."""

@@ -22,6 +22,9 @@ class Ownership:
     def check_lease(self) -> None:
         """Unavailable: the node's lease is over, so nothing may run until it is renewed."""
 
+    def check_start(self) -> None:
+        """Before a sandbox begins. As `check_lease`; Conflict: the node drains."""
+
     def check(self, trajectory: TrajectoryID) -> None:
         """Before anything runs in a trajectory's sandbox. Conflict: another node owns it, whose name and address are told;
         Unavailable: the node's lease is over, or nobody can tell who owns it."""

@@ -38,6 +38,9 @@ from snapshotd.types import CallID, SnapshotID, TrajectoryID
 
 NodeID = NewType("NodeID", str)
 SECOND_NS = 1_000_000_000
+PUBLISH_WITHIN_NS = 6 * 3600 * SECOND_NS
+"""Longest time from the look at what the repository still has of a snapshot's bytes to the commit of its row: a quarter of the
+grace after which the repository deletes (`repo/fleet/base.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +194,18 @@ class Coordination(ABC):
 
     @abstractmethod
     def publishing(
-        self, claim: Claim, parent: SnapshotID | None, snapshot: SnapshotID, calls: Collection[CallID] = ()
+        self,
+        claim: Claim,
+        parent: SnapshotID | None,
+        snapshot: SnapshotID,
+        calls: Collection[CallID] = (),
+        *,
+        stored_ns: int | None = None,
     ) -> AbstractContextManager[bool]:
         """A transaction in which the caller writes the rows of a snapshot whose bytes are durable; at its end the head
         moves from `parent` to `snapshot`, and `calls` are bound. True: write them. False: they are there, from an earlier
-        attempt. Conflict: the head is another one, or the claim is not the owner's."""
+        attempt. `stored_ns`: the database's time (`clock_ns`) before the repository published the bytes. Conflict: the head is
+        another one, the claim is not the owner's, or the bytes were published more than `PUBLISH_WITHIN_NS` ago."""
 
     @abstractmethod
     def branch_off(self, lost: Claim, side: TrajectoryID, base: SnapshotID | None, node: NodeID, epoch: int) -> Claim:
@@ -205,6 +215,10 @@ class Coordination(ABC):
     @abstractmethod
     def published(self, snapshots: Sequence[SnapshotID]) -> list[SnapshotID]:
         """The published ones of `snapshots`, in the same order."""
+
+    @abstractmethod
+    def clock_ns(self) -> int:
+        """The database's time now."""
 
     # -- irreversible calls --------------------------------------------------------------------------------------------
 

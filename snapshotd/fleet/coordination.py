@@ -172,7 +172,13 @@ class PostgresCoordination(Coordination):
 
     @contextmanager
     def publishing(
-        self, claim: Claim, parent: SnapshotID | None, snapshot: SnapshotID, calls: Collection[CallID] = ()
+        self,
+        claim: Claim,
+        parent: SnapshotID | None,
+        snapshot: SnapshotID,
+        calls: Collection[CallID] = (),
+        *,
+        stored_ns: int | None = None,
     ) -> Iterator[bool]:
         with self._db.transaction():
             row = self._lock_owner(claim.trajectory)
@@ -181,6 +187,7 @@ class PostgresCoordination(Coordination):
                 return
             moved = protocol.move_head(row, claim, parent, snapshot)
             yield True
+            protocol.check_in_time(snapshot, stored_ns, self._now())
             self._write_owner(moved)
             self._write("INSERT INTO {}.published (snapshot, trajectory) VALUES (?,?)", (snapshot, claim.trajectory))
             for call in calls:
@@ -199,6 +206,9 @@ class PostgresCoordination(Coordination):
         found = self._read("SELECT snapshot FROM {}.published WHERE snapshot = ANY(?)", list(snapshots))
         there = {snapshot for (snapshot,) in found}
         return [one for one in snapshots if one in there]
+
+    def clock_ns(self) -> int:
+        return self._now()
 
     # -- irreversible calls --------------------------------------------------------------------------------------------
 

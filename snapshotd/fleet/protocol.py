@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from snapshotd.errors import Conflict, Undecided
 from snapshotd.fleet.base import (
+    PUBLISH_WITHIN_NS,
     SECOND_NS,
     Claim,
     IntentState,
@@ -176,6 +177,15 @@ def move_head(row: OwnedTrajectory, claim: Claim, parent: SnapshotID | None, sna
             "between them first"
         )
     return replace(row, head=snapshot)
+
+
+def check_in_time(snapshot: SnapshotID, stored_ns: int | None, now_ns: int) -> None:
+    """Conflict when a snapshot's bytes were published so long ago that the repository may have begun to delete them."""
+    if stored_ns is not None and now_ns - stored_ns > PUBLISH_WITHIN_NS:
+        raise Conflict(
+            f"the bytes of snapshot {short(snapshot)} were published {(now_ns - stored_ns) // SECOND_NS} s ago and its row was not, so "
+            "they may be deleted: publish them again first"
+        )
 
 
 def branch_trajectory(

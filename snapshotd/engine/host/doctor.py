@@ -18,10 +18,10 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from snapshotd.config import places, read
+from snapshotd.config import node_of, places, read
 from snapshotd.engine.host import integrations, system_packages
 from snapshotd.engine.mind.approval import policy
-from snapshotd.errors import UsageError
+from snapshotd.errors import SnapshotdError, UsageError
 from snapshotd.kernel import landlock, rootless
 from snapshotd.kernel.abilities import ABILITIES, Abilities, Ability, Mode
 from snapshotd.kernel.probes import needed, useful
@@ -58,6 +58,7 @@ def diagnose(state_dir: Path) -> list[Check]:
     return [
         *machine,
         *_programs(),
+        *_fleet(),
         _docker(),
         _fuse(),
         _landlock(),
@@ -69,6 +70,30 @@ def diagnose(state_dir: Path) -> list[Check]:
         _whose_change(),
         *_integrations(),
     ]
+
+
+def _fleet() -> list[Check]:
+    """The node that a daemon with these settings is, as the fleet sees it; nothing where there is no fleet."""
+    config = read()
+    if not config.fleet:
+        return []
+    from snapshotd.fleet.opening import open_coordination  # few daemons are nodes
+
+    try:
+        node = node_of(config)
+        with open_coordination(config.fleet) as coordination:
+            found = [room for room in coordination.rooms() if room.node == node]
+    except SnapshotdError as exc:
+        return [Check("fleet", False, exc.message, "docs/fleet.md says how a daemon joins one")]
+    if not config.store:
+        return [Check("fleet", False, "SNAPSHOTD_STORE is not set", "set it to the store that all nodes share")]
+    if not found:
+        return [Check("fleet", None, f"node {node} has not registered yet", "start its daemon")]
+    lease_s, lag = found[0].lease_ns / 1e9, number_of(found[0].unpublished, "unpublished snapshot")
+    if lease_s <= 0:
+        return [Check("fleet", None, f"node {node} holds no lease, {lag}", "start its daemon, or look at its log")]
+    drains = ", draining" if found[0].draining else ""
+    return [Check("fleet", True, f"node {node} holds its lease for {lease_s:.0f} s{drains}, {lag}")]
 
 
 def setup(progress: Callable[[str], None]) -> list[Check]:

@@ -48,6 +48,9 @@ class Takeover(Protocol):
         """Make this node's catalog have a trajectory with all that is published of it, its head being the published one.
         Idempotent. NotFound, Unavailable."""
 
+    def is_incomplete(self, trajectory: TrajectoryID) -> bool:
+        """True for another node's trajectory that was shown here and that `bring` has not completed."""
+
     def unpublished(self, trajectory: TrajectoryID) -> int:
         """The number of its snapshots in this node's catalog that are not published."""
 

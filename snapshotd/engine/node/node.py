@@ -51,6 +51,8 @@ class FleetNode:
         self._seen: tuple[NodeStats, ...] = ()
         self._changed = threading.Condition()
         self._closing = False
+        self._settled: set[OwnedTrajectory] = set()
+        """Rows of other nodes' trajectories without unpublished snapshots here."""
         self._told = False
         """A renewal came that the thread has not looked at."""
         self._thread = threading.Thread(target=self._work, name="fleet-node")
@@ -58,6 +60,7 @@ class FleetNode:
     def start(self) -> None:
         """Begin. The sandboxes of an earlier daemon are found."""
         self._rights.attend(NodeParts(self.room, self.end_lost, self._tell, self._take_over))
+        self._rights.note_incomplete(filter(self._takeover.is_incomplete, self._rights.claims()))
         self._publisher.start()
         self._thread.start()
 
@@ -131,12 +134,15 @@ class FleetNode:
         self._tell()
 
     def _branch_off(self) -> None:
-        for row in self._rights.elsewhere():
+        rows = set(self._rights.elsewhere())
+        self._settled &= rows
+        for row in rows - self._settled:
             if self._closing:
                 return
-            if not self._takeover.unpublished(row.trajectory) or self._sessions.find(row.trajectory) is not None:
+            if self._sessions.find(row.trajectory) is not None:
                 continue
-            side = self._takeover.branch_off(row)
+            side = self._takeover.branch_off(row) if self._takeover.unpublished(row.trajectory) else None
+            self._settled.add(row)
             if side is not None:
                 _log.warning(
                     "the snapshots of %s that this node could not publish are side branch %s",

@@ -193,7 +193,8 @@ class NodePublisher(Publisher):
             if not parts and not changed and not tags.any:
                 return False
             images = self._images(parts)
-            lost = self._commit(parts, changed, tags, images, self._put_segment(parts, images))
+            stored_ns = self._shared.coordination.clock_ns() if parts else 0
+            lost = self._commit(parts, changed, tags, images, self._put_segment(parts, images), stored_ns)
         except BaseException:
             self._list.add_again({part.trajectory.id for part in parts} | {line.id for line, _ in changed})
             raise
@@ -224,22 +225,23 @@ class NodePublisher(Publisher):
         tags: _TagChanges,
         images: dict[ImageID, Image],
         segment: int | None,
+        stored_ns: int,
     ) -> set[TrajectoryID]:
         """The transaction. Returns the trajectories that cannot be published now."""
         lost: set[TrajectoryID] = set()
         with self._shared.together():
             for part in parts:
-                if part.trajectory.id not in lost and not self._write(part, images):
+                if part.trajectory.id not in lost and not self._write(part, images, stored_ns):
                     lost.add(part.trajectory.id)
             for trajectory, claim in changed:
-                self._write(PublishedPart(trajectory, claim, None, []), images)
+                self._write(PublishedPart(trajectory, claim, None, []), images, stored_ns)
             self._write_tags(tags)
             if segment is not None:
                 self._shared.segments.note(self._shared.node, segment)
             hit("engine.publish.written")
         return lost
 
-    def _write(self, part: PublishedPart, images: dict[ImageID, Image]) -> bool:
+    def _write(self, part: PublishedPart, images: dict[ImageID, Image], stored_ns: int) -> bool:
         """The rows of a part, within the transaction. False: the trajectory is not this node's any more, or waits for one
         that is not."""
         shared, trajectory, head = self._shared, part.trajectory, part.head
@@ -248,7 +250,10 @@ class NodePublisher(Publisher):
                 for row in rows_of(self._catalog, part.snapshots):
                     snapshot = row.snapshot
                     calls = [entry.id for entry in row.entries if entry.side_effect is SideEffect.IRREVERSIBLE]
-                    with shared.coordination.publishing(part.claim, head, snapshot.id, self._intended(calls)) as new:
+                    intended = self._intended(calls)
+                    with shared.coordination.publishing(
+                        part.claim, head, snapshot.id, intended, stored_ns=stored_ns
+                    ) as new:
                         if new:
                             needed = [images[snapshot.stack.image]] if snapshot.stack.image in images else []
                             line = cut_off(trajectory, snapshot.id, self._known_beginning(trajectory, snapshot))

@@ -43,10 +43,14 @@ class NodeRights(Ownership):
         """`local`: all trajectories in this node's catalog."""
         self.lease, self._local = lease, local
         self._lock = threading.Lock()
+        self._taking = threading.Lock()
+        """One trajectory is taken over at a time; the lease is renewed meanwhile."""
         self._claims: dict[TrajectoryID, Claim] = {}
         self._new: set[TrajectoryID] = set()
         self._elsewhere: dict[TrajectoryID, OwnedTrajectory] = {}
         self._lost: list[TrajectoryID] = []
+        self._incomplete: set[TrajectoryID] = set()
+        """Trajectories that were taken over, and whose histories are not here yet."""
         self._parts: NodeParts | None = None
 
     def attend(self, parts: NodeParts) -> None:
@@ -69,24 +73,47 @@ class NodeRights(Ownership):
         """See `Ownership`."""
         self.lease.check()
 
-    def check(self, trajectory: TrajectoryID) -> None:
+    def check_start(self) -> None:
         """See `Ownership`."""
         self.lease.check()
-        if not self._knows(trajectory):
-            self.claim(trajectory)
+        if self.lease.draining:
+            raise self._drains()
+
+    def check(self, trajectory: TrajectoryID) -> None:
+        """See `Ownership`. A trajectory that was handed over, so that nobody owns it, is taken."""
+        self.lease.check()
+        if self._knows(trajectory):
+            return
+        if trajectory not in self._incomplete:
+            try:
+                self.claim(trajectory)
+            except Conflict:
+                if self._elsewhere[trajectory].node is not None:
+                    raise
+            else:
+                return
+        self.take_over(trajectory)
 
     def take_over(self, trajectory: TrajectoryID) -> None:
-        """See `Ownership`."""
+        """See `Ownership`. If the history cannot be brought, this node owns the trajectory, and the next call goes on."""
         self.lease.check()
-        with self.lease.turns:
+        with self._taking:
             if self._knows(trajectory):
                 return
-            row = self._own([trajectory])[trajectory]
-            if self._own_claim(row) is not None:
-                return
-            taken = self._take(row)
-        if self._parts is not None:
+            with self.lease.turns:
+                row = self._own([trajectory])[trajectory]
+                if self._own_claim(row) is not None and trajectory not in self._incomplete:
+                    return
+                taken = self._take(row)
+            assert self._parts is not None
             self._parts.take_over(row, taken)
+            with self._lock:
+                self._incomplete.discard(trajectory)
+
+    def note_incomplete(self, trajectories: Iterable[TrajectoryID]) -> None:
+        """These were taken over by an earlier daemon, which was killed before their histories were here."""
+        with self._lock:
+            self._incomplete.update(trajectories)
 
     def record_intent(self, trajectory: TrajectoryID, entry: JournalEntry) -> None:
         """See `Ownership`."""
@@ -190,7 +217,8 @@ class NodeRights(Ownership):
 
     def _knows(self, trajectory: TrajectoryID) -> bool:
         with self._lock:
-            return trajectory in self._claims or trajectory in self._new
+            known = trajectory in self._claims or trajectory in self._new
+            return known and trajectory not in self._incomplete
 
     def _own(self, trajectories: Sequence[TrajectoryID]) -> dict[TrajectoryID, OwnedTrajectory]:
         """Own those that nobody owns; the rows of all."""
@@ -219,15 +247,26 @@ class NodeRights(Ownership):
 
     def _take(self, row: OwnedTrajectory) -> Taken:
         """Become the owner. Conflict: the present one has not lost its lease, as far as this node has watched."""
+        if self.lease.draining:
+            raise self._drains()
+        own = row.node in (None, self.lease.facts.node)
         seen = None if row.node is None else self.lease.watched_out(row.node)
-        if row.node is not None and seen is None:
+        if not own and seen is None:
             raise self._refusal(row)
+        with self._lock:
+            self._incomplete.add(row.trajectory)
         taken = self.lease.fleet.take_over(row, self.lease.facts.node, self.lease.epoch(), seen)
         with self._lock:
             self._claims[row.trajectory] = taken.claim
             self._elsewhere.pop(row.trajectory, None)
         _log.info("trajectory %s was taken over from node %s", row.trajectory, row.node or "none")
         return taken
+
+    def _drains(self) -> Conflict:
+        node = self.lease.facts.node
+        return Conflict(
+            f"node {node} drains, so no sandbox begins there: use another node, or end that (`snapshotd fleet drain --end {node}`)"
+        )
 
     def _refusal(self, row: OwnedTrajectory) -> Conflict:
         name, fleet = short(row.trajectory), self.lease.fleet

@@ -18,6 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -179,6 +180,9 @@ class NodeTakeover(Takeover, OtherCatalogs):
 
     # -- what another node took over -----------------------------------------------------------------------------------
 
+    def is_incomplete(self, trajectory: TrajectoryID) -> bool:
+        return self._marks.is_foreign(trajectory)
+
     def unpublished(self, trajectory: TrajectoryID) -> int:
         return self._marks.count_unpublished(trajectory)
 
@@ -190,7 +194,7 @@ class NodeTakeover(Takeover, OtherCatalogs):
             return None
         side = TrajectoryID(hashlib.blake2s(f"side branch {trajectory} {left[0].id}".encode()).hexdigest()[:32])
         lost = Claim(trajectory, self._shared.node, 0, 0)  # an owner's fence begins with 1
-        claim = self._claims.branch_off(row, lost, side)
+        claim = self._claims.branch_off(replace(row, head=left[0].parent), lost, side)
         self._catalog.others.split_trajectory(trajectory, left[0].id, side)
         self._marks.set_foreign(trajectory, foreign=True)
         return claim

@@ -89,7 +89,7 @@ class Launcher:
         """A sandbox on a fresh upper over the snapshot's files, with its init as the only process. `head`: the
         trajectory's, if that is another snapshot (a replay begins earlier). SandboxFailed, DataLoss or NotFound (there
         are no files); after an error nothing is left."""
-        self._context.ownership.check_lease()
+        self._context.ownership.check_start()
         stack = self._take(snapshot)
         head = head or snapshot
         writer, survival = TrajectoryWriter(head.id, head.seq, head.messages), Survival()

@@ -43,6 +43,9 @@ class Resumes:
     def resume(self, trajectory: Trajectory, decisions: Sequence[DecisionFields]) -> Trajectory:
         """See `RunService.resume`."""
         self._context.ownership.take_over(trajectory.id)
+        if trajectory.agent is None and decisions:  # its calls ran in commands
+            self._settle(self._catalog.get_trajectory(trajectory.id), decisions)
+            return self._catalog.get_trajectory(trajectory.id)
         while True:
             with self._sessions.starting(
                 trajectory.id
@@ -103,6 +106,13 @@ class Resumes:
         ]
         if open_questions:
             raise Undecided(_question(trajectory, open_questions))
+        self._context.ownership.decide_intents(
+            {
+                entry.id: decided[entry.id].action != "retry"
+                for entry in cut_off
+                if entry.side_effect is SideEffect.IRREVERSIBLE
+            }
+        )
         for entry in cut_off:
             decision = decided.get(entry.id)
             if decision is None or decision.action == "retry":

@@ -269,7 +269,7 @@ class RunService:
         """Go on with a trajectory whose program is not running: start it again from the top, replay the journal up to
         the head, and let it run on. Returns when it is started; `events` follows it. Conflict: it runs, or has
         finished; UsageError: it has no program; Undecided: the outcome of irreversible calls is unknown and `decisions`
-        does not say (the message names each)."""
+        does not say (the message names each). A trajectory without a program has its calls decided, and nothing starts."""
         return self._resumes.resume(self._catalog.resolve_trajectory(ref), decisions)
 
     def stop(self, ref: str, *, discard: bool = False) -> Trajectory:

@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+from tests.unit.daemon.process import SMALL_DAEMON
+
+_ALONE = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from snapshotd.config import UserPlaces
+from snapshotd.daemon.host import Footing
+from snapshotd.kernel.abilities import Mode
+from tests.small_daemon import open_small
+
+beside = Path(sys.argv[2])
+places = UserPlaces(beside / "state", beside, beside / "run", beside / "share")
+(beside / "state").mkdir()
+engine = open_small(beside / "state", Footing(places, Mode.FOLDER))
+engine.life.close()
+fleet = ("psycopg", "boto3", "botocore", "ray", "snapshotd.fleet", "snapshotd.engine.node", "snapshotd.repo.fleet")
+print([one for one in sys.modules if one in fleet or one.startswith("snapshotd.fleet.")])
+"""
 _PROGRAM = """
 import gc
 from contextlib import nullcontext
@@ -28,3 +49,11 @@ def test_modules_are_imported_without_a_look_for_garbage() -> None:
     enabled, looks, frozen = _run("nullcontext")
     assert (enabled, frozen) == ("True", "False")
     assert int(looks) > 10
+
+
+def test_a_daemon_that_is_alone_loads_nothing_of_a_fleet(short_dir: Path) -> None:
+    """Its engine was opened and closed."""
+    program = [sys.executable, "-c", _ALONE, str(SMALL_DAEMON.parents[1]), str(short_dir)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SNAPSHOTD_")}
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, env=environment)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
