@@ -59,7 +59,7 @@ def served(snap: Snap, folder: Path, *options: str) -> Iterator[Served]:
         found = re.match(r"export E2B_API_URL=(\S+) E2B_SANDBOX_URL=\S+ E2B_API_KEY=", said)
         try:
             assert found is not None, said + (folder / "server.log").read_text()
-            yield Served(found[1], key_file.read_text().strip(), process)
+            yield Served(found[1], key_file.read_text().split()[0], process)
         finally:
             process.send_signal(signal.SIGTERM)
             code = process.wait(30)

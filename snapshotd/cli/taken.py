@@ -12,6 +12,7 @@ from snapshotd.cli.text import print_json, printable, snapshot_line
 from snapshotd.cli.waiting import Wait
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import SnapshotInfo
+from snapshotd.terms import short
 
 _COUNT_S = 0.5
 _IN_LOG = [
@@ -29,6 +30,7 @@ _IN_LOG = [
     "refused",
     "reused",
 ]
+_BACK = ("rewind", "undo", "promote", "retry", "merge")
 _TOOL_IN_LOG = ["name", "arguments", "status", "exit_code", "duration_ms"]
 """The parts of a snapshot, and of its call, that `log --json` prints."""
 
@@ -57,13 +59,25 @@ def taken_line(taken: SnapshotInfo, *, with_state: bool) -> str:
 
 
 def report_taken(client: Snapshotd, taken: SnapshotInfo, wait: Wait | None, *, as_json: bool) -> None:
-    """One line on standard error, or with `as_json` the snapshot as `log --json` has it."""
+    """One line on standard error, or with `as_json` the snapshot as `log --json` has it. Behind a change of the past, a line for
+    each service that did not come back, too."""
+    if taken.tool.name in _BACK:
+        _report_services(client, taken)
     taken = counted(client, taken)
     if as_json:
         print_json(snapshot_json(taken))
         return
     click.echo(taken_line(taken, with_state=wait is not None), err=True)
     _report_folder(taken)
+
+
+def _report_services(client: Snapshotd, taken: SnapshotInfo) -> None:
+    """The services that were started again behind this snapshot, and are not there."""
+    for one in client.commands(taken.trajectory):
+        if one.service_state == "failed" and one.started_at > taken.created_at:
+            where = f"`snapshotd logs {short(taken.trajectory)} {one.service}` has its output"
+            said = printable(one.error or "it has ended")
+            click.echo(f"snapshotd: the service {one.service} did not come back: {said}; {where}", err=True)
 
 
 def _report_folder(taken: SnapshotInfo) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from snapshotd.errors import NotPermitted, UsageError
 
-_LEAST = 20
+_LEAST, _FILE_MAX = 20, 1 << 20
 
 
 def _any() -> str:
@@ -19,29 +19,37 @@ def _any() -> str:
 
 def token_of(path: Path, make: Callable[[], str] = _any) -> str:
     """The token in a file. One that is not there is made, with what `make` returns. NotPermitted: others may read it."""
+    (token, *more), *others = tokens_of(path, make)
+    if more or others:
+        raise UsageError(f"{path} has to hold one token; remove it, and one is made")
+    return token
+
+
+def tokens_of(path: Path, make: Callable[[], str] = _any) -> list[list[str]]:
+    """The lines of a file of tokens, each as its words; the first of them is a token. Errors and more: as `token_of`."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        return _known_token(path)
+        return _known_tokens(path)
     except OSError as exc:
         raise UsageError(f"the token file {path} cannot be made: {exc.strerror}; name another token file") from exc
     token = make()
     with open(fd, "w") as file:
         file.write(f"{token}\n")
-    return token
+    return [[token]]
 
 
-def _known_token(path: Path) -> str:
+def _known_tokens(path: Path) -> list[list[str]]:
     try:
         with open(path) as file:
             found = os.fstat(file.fileno())
-            token = file.read(4096).strip()
+            lines = [line.split() for line in file.read(_FILE_MAX).splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as exc:
         raise UsageError(f"the token file {path} cannot be read ({exc}); name another token file") from exc
     if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077 or found.st_uid != os.geteuid():
         raise NotPermitted(
             f"the token file {path} is open to other users; `chmod 600` a file of your own, or name another token file"
         )
-    if len(token) < _LEAST or not token.isascii() or not token.isprintable():
+    if not lines or not all(len(line[0]) >= _LEAST and line[0].isascii() and line[0].isprintable() for line in lines):
         raise UsageError(f"{path} holds no token of {_LEAST} characters or more; remove it, and one is made")
-    return token
+    return lines

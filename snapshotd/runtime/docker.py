@@ -199,7 +199,12 @@ class DockerRuntime(Runtime):
             with _engine(f"container {short(container_id)} could not be looked up"):
                 pid = int(self._api().inspect_container(record["Id"])["State"]["Pid"])
             if pid and _groups(record["Id"], pid):
-                return self._learn(container_id, record["Id"], pid), pid
+                try:
+                    return self._learn(container_id, record["Id"], pid), pid
+                except SandboxFailed:
+                    if _groups(record["Id"], pid):
+                        raise
+                    # else its init ended meanwhile, and runc has forgotten it before the engine has
         raise _GoneError(f"container {short(container_id)} is gone")
 
     def _learn(self, container_id: ContainerID, docker_id: str, pid: int) -> RuncContainer:

@@ -1,4 +1,4 @@
-"""docs/commands.md and docs/services.md are true: every command is run, in the order of the page, and prints what it
+"""docs/commands.md, docs/services.md and docs/network.md are true: every command is run, in the order of the page, and prints what it
 shows."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 @pytest.mark.long  # the same commands: e2e/test_background.py, test_services.py
 @pytest.mark.runc
-@pytest.mark.parametrize(("page", "least"), [("commands.md", 60), ("services.md", 10)])
+@pytest.mark.parametrize(("page", "least"), [("commands.md", 60), ("services.md", 10), ("network.md", 8)])
 def test_every_command_prints_what_the_page_shows(minimal_state: Path, tmp_path: Path, page: str, least: int) -> None:
     typed = transcript((DOCS / page).read_text())
     assert len(typed) > least

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2b_rig import Served, served
+from tests.e2e.hello_server import own_address
 from tests.e2e.model_rig import INSTALL_TIMEOUT_S
 from tests.e2e.support import Snap
 from tests.kept import cached
@@ -29,8 +32,8 @@ def server(own_snap: Snap, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def python_with(name: str, version: str, *packages: str) -> Path:
     """The Python of an environment with these packages of PyPI, which is kept from run to run."""
-    found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
-    base = shutil.which(f"python{version}") or (str(found[-1]) if found else None)
+    found = sorted(map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python")))
+    base = found[-1] if found else shutil.which(f"python{version}")  # pyenv's own name for it may lead nowhere
     if base is None:
         pytest.skip(f"no Python {version} is there")
 
@@ -71,27 +74,86 @@ def test_the_runtime_of_verifiers(server: Served, own_snap: Snap, tmp_path: Path
     assert own_snap("cat", f"{told['sandbox']}:/app/made").stdout == "made\n"
 
 
-def test_an_oracle_run_of_harbor(server: Served, own_snap: Snap, tmp_path: Path) -> None:
+def harbor_run(server: Served, snap: Snap, tmp_path: Path, files: dict[str, str]) -> str:
+    """An oracle run of a task, which earns its reward: its sandbox."""
     python = python_with("harbor", "3.12", "harbor[e2b]==0.26.0")
     task = tmp_path / "task"
-    for name, text in {
-        "task.toml": 'version = "1.0"\n[metadata]\n[verifier]\ntimeout_sec = 60\n[agent]\ntimeout_sec = 60\n'
-        "[environment]\nbuild_timeout_sec = 300\ncpus = 1\nmemory_mb = 512\n",
-        "instruction.md": "Make /app/answer with the text 42.\n",
-        "environment/Dockerfile": "FROM default\nWORKDIR /app\nCOPY given /app/given\nRUN echo built > /app/built\n",
-        "environment/given": "given\n",
-        "solution/solve.sh": "#!/bin/bash\ncat given built && echo 42 > /app/answer\n",
-        "tests/test.sh": "#!/bin/bash\ngrep -c 42 /app/answer > /logs/verifier/reward.txt\n",
-    }.items():
+    for name, text in {"instruction.md": "Make /app/answer with the text 42.\n", **files}.items():
         (task / name).parent.mkdir(parents=True, exist_ok=True)
         (task / name).write_text(text)
     harbor = "from harbor.cli.main import app; app()"
     options = ["run", "--path", task, "--agent", "oracle", "--env", "e2b", "--jobs-dir", tmp_path / "jobs", "--yes"]
+    before = {one["id"] for one in snap.json("ls")}
     shown = run(server, tmp_path, python, "-c", harbor, *map(str, options))
     (found,) = (json.loads(path.read_text()) for path in (tmp_path / "jobs").glob("*/*/result.json"))
     assert found["exception_info"] is None, found
     assert found["verifier_result"]["rewards"] == {"reward": 1.0}, shown
-    runs = [one for one in own_snap.json("ls") if one["image"] and not one["name"]]
-    answered = [one["id"] for one in runs if own_snap("cat", f"{one['id']}:/app/answer", code=None).stdout == "42\n"]
-    assert len(answered) == 1
-    assert sum(name == "exec" for name, _ in calls(own_snap, answered[0])) >= 3
+    runs = [one["id"] for one in snap.json("ls") if one["image"] and not one["name"] and one["id"] not in before]
+    (answered,) = [one for one in runs if snap("cat", f"{one}:/app/answer", code=None).stdout == "42\n"]
+    assert sum(name == "exec" for name, _ in calls(snap, answered)) >= 3
+    return str(answered)
+
+
+TASK = """version = "1.0"
+[metadata]
+[verifier]
+timeout_sec = 60
+{verifier}
+[agent]
+timeout_sec = 60
+[environment]
+build_timeout_sec = 300
+cpus = 1
+memory_mb = 512
+{environment}
+"""
+
+
+def test_an_oracle_run_of_harbor(server: Served, own_snap: Snap, tmp_path: Path) -> None:
+    files = {
+        "task.toml": TASK.format(verifier="", environment=""),
+        "environment/Dockerfile": "FROM default\nWORKDIR /app\nCOPY given /app/given\nRUN echo built > /app/built\n",
+        "environment/given": "given\n",
+        "solution/solve.sh": "#!/bin/bash\ncat given built && echo 42 > /app/answer\n",
+        "tests/test.sh": "#!/bin/bash\ngrep -c 42 /app/answer > /logs/verifier/reward.txt\n",
+    }
+    harbor_run(server, own_snap, tmp_path, files)
+
+
+@pytest.fixture
+def web() -> Iterator[str]:
+    """The address of a server on port 80, which says 42."""
+
+    class Says(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "3")
+            self.end_headers()
+            self.wfile.write(b"42\n")
+
+        def log_message(self, *args: object) -> None: ...
+
+    try:
+        listening = http.server.ThreadingHTTPServer((own_address(), 80), Says)
+    except OSError as exc:
+        pytest.skip(f"port 80 cannot be had: {exc}")
+    with listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        yield str(listening.server_address[0])
+        listening.shutdown()
+
+
+def test_a_task_of_harbor_reaches_the_hosts_that_it_names_and_its_verifier_none(
+    server: Served, own_snap: Snap, tmp_path: Path, web: str
+) -> None:
+    get = f'python3 -c \'import urllib.request as u; print(u.urlopen("http://{web}/", timeout=20).read().decode(), end="")\''
+    hosts = f'network_mode = "allowlist"\nallowed_hosts = ["{web}", "*.allowed.example"]'
+    files = {
+        "task.toml": TASK.format(verifier='network_mode = "no-network"', environment=hosts),
+        "environment/Dockerfile": "FROM default\nWORKDIR /app\n",
+        "solution/solve.sh": f"#!/bin/bash\n! getent hosts evil.example && {get} > /app/answer\n",
+        "tests/test.sh": f"#!/bin/bash\n! {get} && grep -c 42 /app/answer > /logs/verifier/reward.txt\n",
+    }
+    box = harbor_run(server, own_snap, tmp_path, files)
+    refused = {sentence for step in own_snap.json("log", box) for sentence in step["refused"]}
+    assert {"evil.example: no rule allows this name", f"{web}:80: no rule allows it"} <= refused

@@ -15,7 +15,7 @@ import pytest
 
 from snapshotd.errors import NotFound
 from tests.e2e.plug_rig import ROOT, check_page, packages
-from tests.e2e.support import Snap
+from tests.e2e.support import Snap, processes_with, wait_until
 
 PINS = ("mini-swe-agent==2.4.6",)
 PROGRAMS = Path(__file__).with_name("programs")
@@ -34,6 +34,13 @@ def environment(folder: Path, snap: Snap, place: Path) -> dict[str, str]:
 
 def mini(folder: Path, snap: Snap, place: Path, *words: object, kill: str = "", code: int = 0) -> str:
     """Run the command as its page says, but with a model and an environment of the test's own."""
+    done = begun(folder, snap, place, *words, kill=kill)
+    said = "".join(done.communicate(timeout=120))
+    assert done.returncode == code, said
+    return said
+
+
+def begun(folder: Path, snap: Snap, place: Path, *words: object, kill: str = "") -> subprocess.Popen[str]:
     plug = "snapshotd.integrations.mini_swe_agent"
     chosen = ("--environment-class", "mini_parts.Doomed", "--agent-class", f"{plug}.SnapshotdInteractiveAgent")
     fixed = (
@@ -48,7 +55,7 @@ def mini(folder: Path, snap: Snap, place: Path, *words: object, kill: str = "", 
         "--model",
         "scripted",
     )
-    done = subprocess.run(
+    return subprocess.Popen(
         [
             sys.executable,
             "-m",
@@ -63,12 +70,10 @@ def mini(folder: Path, snap: Snap, place: Path, *words: object, kill: str = "", 
         ],
         env={**environment(folder, snap, place), "SNAPSHOTD_TEST_KILL": kill},
         cwd=place,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
     )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 def observations(place: Path) -> list[dict[str, Any]]:
@@ -115,6 +120,22 @@ def test_it_goes_back_to_the_middle_in_a_fork(folder: Path, plugged: Snap, tmp_p
 def test_a_killed_agent_goes_on(folder: Path, plugged: Snap, tmp_path: Path, point: str) -> None:
     mini(folder, plugged, tmp_path, kill=point, code=-signal.SIGKILL)
     assert len(observations(tmp_path)) == 2
+    mini(folder, plugged, tmp_path, "-c", "agent.resume=run.traj.json")
+    assert (submission(tmp_path), len(observations(tmp_path))) == ("1 2 3 4", 5)
+
+
+def test_a_daemon_that_dies_within_a_call_ends_the_run_and_it_goes_on(
+    folder: Path, plugged: Snap, tmp_path: Path
+) -> None:
+    running = begun(folder, plugged, tmp_path, kill="slow 3")
+    sleeps = "sleep 6061"
+    wait_until(lambda: sleeps in [line.strip() for _, line in processes_with(sleeps)], "the third command has written")
+    plugged.kill_daemon()
+    said = "".join(running.communicate(timeout=120))
+    assert running.returncode == 1, said
+    saved = json.loads((tmp_path / "run.traj.json").read_text())
+    assert saved["info"]["exit_status"] in ("AnswerLost", "DaemonUnavailable")
+    assert len(observations(tmp_path)) == 2, "nothing of the call is in the trajectory"
     mini(folder, plugged, tmp_path, "-c", "agent.resume=run.traj.json")
     assert (submission(tmp_path), len(observations(tmp_path))) == ("1 2 3 4", 5)
 

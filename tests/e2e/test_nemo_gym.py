@@ -15,7 +15,7 @@ import pytest
 from tests import long
 from tests.e2e.model_rig import INSTALL_TIMEOUT_S
 from tests.e2e.plug_rig import ROOT
-from tests.e2e.support import Snap
+from tests.e2e.support import Snap, processes_with, wait_until
 from tests.kept import CACHE, cached
 
 PIN = "nemo-gym==0.4.0"
@@ -56,17 +56,22 @@ def installed(place: Path) -> Path:
 
 
 def run(python: Path, snap: Snap, place: Path, *words: str) -> dict[str, Any]:
-    done = subprocess.run(
+    done = begun(python, snap, place, *words)
+    said, errors = done.communicate(timeout=120)
+    assert done.returncode == 0, said + errors
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return found
+
+
+def begun(python: Path, snap: Snap, place: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [python, PROGRAM, *words],
         env={**snap.env, "PYTHONPATH": os.pathsep.join((str(installed(place)), str(ROOT))), "HOME": str(place)},
         cwd=place,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def test_a_rollout_is_cloned_and_restored_under_a_fence(python: Path, plugged: Snap, tmp_path: Path) -> None:
@@ -91,6 +96,21 @@ def test_a_rollout_is_cloned_and_restored_under_a_fence(python: Path, plugged: S
         "retired": "StaleHandleError",
     }
     assert len(plugged.json("ls")) == 4, "the restore that was too late left nothing"
+
+
+def test_a_daemon_that_dies_within_a_command_is_told_and_the_rollout_is_restored(
+    python: Path, plugged: Snap, tmp_path: Path
+) -> None:
+    running = begun(python, plugged, tmp_path, "cut off")
+    sleeps = "sleep 6062"
+    wait_until(lambda: sleeps in [line.strip() for _, line in processes_with(sleeps)], "the command has written")
+    plugged.kill_daemon()
+    said, errors = running.communicate(timeout=120)
+    assert running.returncode == 0, said + errors
+    told = json.loads(said.splitlines()[-1])
+    assert told["answer"] == [125, "sandbox"]
+    plugged("ls")  # starts the next daemon, for which the rollout's Python lacks the packages
+    assert run(python, plugged, tmp_path, "restored", json.dumps(told["taken"])) == {"restored": "1 again"}
 
 
 def test_what_cannot_be_is_nemo_gyms_own_error(python: Path, plugged: Snap, tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ import base64
 import contextlib
 import os
 import signal
-import socket
-import socketserver
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,18 +16,9 @@ from pathlib import Path
 import pytest
 
 from snapshotd.client import Sandbox, Snapshotd
+from tests.e2e.hello_server import ASK, Hello, Server, own_address
 from tests.e2e.support import Snap, processes_with, wait_until
 
-ASK = """
-import socket, sys
-host, port = sys.argv[1], int(sys.argv[2])
-try:
-    with socket.create_connection((host, port), 10) as s:
-        s.sendall(b"*1"); s.shutdown(socket.SHUT_WR)
-        print(s.recv(100).decode() or "nothing")
-except OSError as exc:
-    print(type(exc).__name__)
-"""
 HOSTILE = """
 import socket
 def tried(*args):
@@ -51,25 +40,6 @@ except OSError:
     print("no such name")
 """
 PROXY = b"snapshotd.egress.main"
-
-
-class Server(socketserver.ThreadingTCPServer):
-    """Says hello to everybody, on an address of this machine that others could reach, too."""
-
-    allow_reuse_address, daemon_threads = True, True
-
-
-class Hello(socketserver.StreamRequestHandler):
-    def handle(self) -> None:
-        self.rfile.read()
-        self.wfile.write(b"hello")
-
-
-def own_address() -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("203.0.113.80", 9))
-        address: str = probe.getsockname()[0]
-        return address
 
 
 @pytest.fixture(scope="module")

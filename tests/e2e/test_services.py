@@ -83,6 +83,20 @@ def test_a_server_comes_back(own_snap: Snap, runtime: str) -> None:
 
 
 @pytest.mark.runc
+def test_a_rewind_says_at_once_which_did_not_come_back(own_snap: Snap) -> None:
+    box, _ = own_snap.create("--runtime", "runc")
+    own_snap("exec", "--detach", "--service", "web", "--ready", "test ! -e broken", box, "--", "sleep", "1000")
+    whole = own_snap.json("log", box)[-1]["id"]
+    own_snap("exec", box, "--", "touch", "broken")
+    broken = own_snap.json("log", box)[-1]["id"]
+    assert "did not come back" not in own_snap("rewind", box, whole).stderr
+    said = own_snap("rewind", box, broken).stderr
+    assert re.search(rf"the service web did not come back: it .*; `snapshotd logs {box[:12]} web` has its output", said)
+    assert "did not come back" not in own_snap("undo", box).stderr
+    own_snap("rm", "--force", box)
+
+
+@pytest.mark.runc
 @pytest.mark.parametrize(
     "point",
     [

@@ -170,7 +170,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "cryptography": ("secrets/vault.py", "client/bundles/sealing.py", "daemon/access/certificate.py"),
     "zstandard": ("repo/", "images/decompress.py", "images/shared.py", "integrations/langgraph/"),
     "xxhash": ("repo/",),
-    "h11": ("gateway/", "egress/web.py", "page/room.py"),
+    "h11": ("gateway/", "egress/web.py", "integrations/e2b/listening.py", "page/room.py"),
     "python_multipart": ("integrations/e2b/inside/transfers.py",),
     "websockets": ("integrations/e2b/traffic.py",),
     "httpx2": ("gateway/forward.py", "page/passing.py", "integrations/e2b/traffic.py"),
@@ -185,6 +185,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "inspect_ai": ("integrations/inspect_ai/",),
     "nemo_gym": ("integrations/nemo_gym/",),
     "minisweagent": ("integrations/mini_swe_agent/",),
+    "swerex": ("integrations/swe_rex/",),
     "mcp": ("integrations/mcp/",),
     "mcp_types": ("integrations/mcp/",),  # comes with mcp
     "uvicorn": ("daemon/", "page/", "integrations/mcp/", "integrations/e2b/"),

@@ -136,7 +136,7 @@ class TarUnpacker:
     """Writes a tar whose members' paths begin with one name (which is left out) to a local place: a file there, or
     a folder, into which it is merged. Files become this user's, without the bits that give others' rights; one that is
     there is replaced whole, and so is a link by a link. Nothing else is replaced; a special file that is the place is
-    written to as it is (`open_special`)."""
+    written to as it is (`open_special`). The folder itself is not counted, as in a restore."""
 
     to: Path
     files: int = 0
@@ -172,7 +172,6 @@ class TarUnpacker:
             parent, name = _open_local(self.to.parent), self.to.name
         elif not parts:
             self.to.mkdir(parents=True, exist_ok=True)
-            self.directories += 1
             return
         else:
             parent, name = self._parent(parts), parts[-1]

@@ -59,7 +59,7 @@ class Audit:
         status: int,
     ) -> None:
         """Record a request. `principal`: None: it showed no token that is one. `address`: empty: it came by the socket."""
-        if not address and (operation is None or operation.scope == READ):
+        if not address and (operation is None or operation.scope == READ or method == "GET"):
             return
         if principal is None:
             with self._lock:

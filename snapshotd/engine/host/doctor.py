@@ -61,6 +61,8 @@ def diagnose(state_dir: Path) -> list[Check]:
         _docker(),
         _fuse(),
         _landlock(),
+        _networks(),
+        _listening(),
         *storage,
         _python(),
         _policy(state_dir),
@@ -159,6 +161,38 @@ def _landlock() -> Check:
         return Check("Landlock", True, f"version {known}: without isolation, commands write in their folder alone")
     detail = "without isolation (--isolation none), commands may write wherever the daemon's user may"
     return Check("Landlock", None, detail, "boot a kernel from 5.19 on with Landlock among its security modules (lsm=)")
+
+
+def _networks() -> Check:
+    """For `--network allow:HOST`: the way out of such a sandbox lies in a namespace in between."""
+    reason = useful.network_namespaces()
+    if reason is None:
+        return Check("networks of some hosts", True, "a sandbox can reach hosts by name alone: --network allow:HOST")
+    fix = (
+        "allow network namespaces (in a container: --privileged, or CAP_SYS_ADMIN; for users: user.max_user_namespaces)"
+    )
+    return Check(
+        "networks of some hosts", None, f"{reason}: --network allow:HOST and --network bridge are refused", fix
+    )
+
+
+def _listening() -> Check:
+    """The address at which the daemon is to answer other machines."""
+    name, text = "other machines", read(only=("listen",)).listen
+    if not text:
+        return Check(name, True, "none reaches the daemon: `serve --listen` and SNAPSHOTD_LISTEN name no address")
+    host, _, port = text.rpartition("://")[2].rpartition(":")
+    host = host.strip("[]")
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, int(port)))
+    except (OSError, ValueError, OverflowError) as exc:
+        if not isinstance(exc, OSError) or exc.errno != errno.EADDRINUSE:
+            fix = "set SNAPSHOTD_LISTEN to an address of this machine and a port: 0.0.0.0:7676 is all of them"
+            return Check(name, False, f"SNAPSHOTD_LISTEN={text} cannot be listened on ({exc})", fix)
+        return Check(name, True, f"{text} is taken, as it is while the daemon runs: `snapshotd daemon --status`")
+    return Check(name, True, f"the daemon will answer at {text} (docs/access.md)")
 
 
 def _ability(host: Abilities, one: Ability, best: Mode | None) -> Check:

@@ -131,6 +131,14 @@ INTEGRATIONS = {
             "snapshotd.integrations.otel",
             "spans of steps and model calls for OpenTelemetry",
         ),
+        Integration(
+            "swe-rex",
+            "swe-rex",
+            (1, 4),
+            (1, 5),
+            "snapshotd.integrations.swe_rex",
+            "a deployment for SWE-ReX, whose observations name snapshots",
+        ),
     )
 }
 

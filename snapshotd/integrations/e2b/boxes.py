@@ -120,6 +120,11 @@ class Boxes:
                 raise WireError("aborted", f"sandbox {sandbox} is paused; connect to it first")
             await self._put(dataclasses.replace(box, ends_at=time.time() + timeout_s))
 
+    async def set_network(self, owner: str, sandbox: str, network: dict[str, Any]) -> None:
+        """Keep what a client wants its network to be; the daemon has it already."""
+        async with self._lock(sandbox):
+            await self._records.put(dataclasses.replace(await self.find(owner, sandbox), network=network))
+
     async def pause(self, owner: str | None, sandbox: str) -> None:
         """WireError: it is paused already."""
         async with self._lock(sandbox):

@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from snapshotd.api.record import Json
 from snapshotd.errors import SnapshotdError
+from snapshotd.integrations.e2b.bodies import json_object, read_body
 from snapshotd.integrations.e2b.failures import WireError, failure_of
 
 MESSAGE_MAX_BYTES = 8 << 20
@@ -53,7 +54,7 @@ class Rpc:
         if request.headers.get("connect-content-encoding", "identity") != "identity":
             raise WireError("unimplemented", "compressed messages are not read; send them as they are")
         if self.unary is not None:
-            return await _unary(self.unary(call, _decoded(await _body(request))))
+            return await _unary(self.unary(call, json_object(await read_body(request, MESSAGE_MAX_BYTES))))
         if self.taking is not None:
             return _Stream(_once(self.taking(call, _messages(request))), stopping, reads=True)
         assert self.serving is not None
@@ -108,14 +109,6 @@ async def _once(answer: Awaitable[Json]) -> Messages:
     yield await answer
 
 
-async def _body(request: Request) -> bytes:
-    data = bytearray()
-    async for piece in request.stream():
-        data += piece
-        _check_length(len(data))
-    return bytes(data)
-
-
 async def _messages(request: Request) -> Messages:
     """The messages of a body that comes piece by piece."""
     data = bytearray()
@@ -130,7 +123,7 @@ async def _messages(request: Request) -> Messages:
                 break
             message = bytes(data[_HEAD.size : _HEAD.size + length])
             del data[: _HEAD.size + length]
-            yield _decoded(message)
+            yield json_object(message)
     if data:
         raise WireError("invalid_argument", "the body ends within a message")
 
@@ -138,16 +131,6 @@ async def _messages(request: Request) -> Messages:
 def _check_length(length: int) -> None:
     if length > MESSAGE_MAX_BYTES:
         raise WireError("too_large", f"a message of {length} bytes is too long; {MESSAGE_MAX_BYTES} are the most")
-
-
-def _decoded(data: bytes) -> Json:
-    try:
-        found = json.loads(data or b"{}")
-    except (ValueError, RecursionError) as exc:
-        raise WireError("invalid_argument", f"a message is no JSON: {exc}") from exc
-    if not isinstance(found, dict):
-        raise WireError("invalid_argument", "a message has to be a JSON object")
-    return found
 
 
 class _Stream(Response):

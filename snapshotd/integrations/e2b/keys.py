@@ -1,6 +1,7 @@
 """API keys of clients, and tokens of sandboxes.
 
-A client of the control API has a key, from a file that only its user reads. Within a sandbox it has the sandbox's own token,
+A client of the control API has a key, from a file that only the server's user reads: one a line, and behind it the tenant that its
+sandboxes belong to. Within a sandbox it has the sandbox's own token,
 which follows from the server's secret and the sandbox's id; so has a URL of a file that was signed with it.
 """
 
@@ -12,15 +13,18 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from starlette.datastructures import Headers
 
+from snapshotd.errors import UsageError
 from snapshotd.integrations.e2b.failures import WireError
 from snapshotd.integrations.e2b.records import Box
+from snapshotd.integrations.token_file import tokens_of
+from snapshotd.terms import DEFAULT_TENANT
 
-OWNER = "default"
 _TIME = re.compile(r"[0-9]{1,18}")
 """Seconds since 1970. A longer number would not be read (`sys.get_int_max_str_digits`)."""
 
@@ -30,21 +34,32 @@ def new_key() -> str:
     return f"e2b_{secrets.token_hex(20)}"
 
 
+def owners_of(path: Path) -> dict[str, str]:
+    """The keys of a file, each with its tenant; a key is made if there is no file. Errors: those of `tokens_of`."""
+    found = dict[str, str]()
+    for key, *rest in tokens_of(path, new_key):
+        if len(rest) > 1 or key in found:
+            raise UsageError(f"{path} has to hold each key once, with one tenant at most behind it")
+        found[key] = rest[0] if rest else DEFAULT_TENANT
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class AccessKeys:
-    """`key`: the one that clients need. `secret`: what tokens are made of."""
+    """`owners`: the tenants of clients, by their keys. `secret`: what tokens are made of."""
 
-    key: str
+    owners: Mapping[str, str]
     secret: bytes
 
     def owner(self, headers: Headers) -> str:
-        """The owner of a request. WireError: it has no key, or another one."""
+        """The tenant of a request's key. WireError: it has none, or one that is not known."""
         given = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self.key.encode()):
+        found = [owner for key, owner in self.owners.items() if hmac.compare_digest(given.encode(), key.encode())]
+        if not found:
             raise WireError(
-                "unauthenticated", "the API key is missing or wrong; set E2B_API_KEY to the key of this server"
+                "unauthenticated", "the API key is missing or wrong; set E2B_API_KEY to a key of this server"
             )
-        return OWNER
+        return found[0]
 
     def token(self, sandbox: str, purpose: str = "envd") -> str:
         """The token of a sandbox for requests in it (`envd`), or for its ports (`traffic`)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 import ssl
@@ -9,13 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from snapshotd.errors import Conflict, NotPermitted, UsageError
 
 CONNECTIONS_MAX = 4096
 _BACKLOG = 512
+HEAD_S = 10.0
+"""Time for the head of a request, and for the handshake of TLS before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class WireAddress:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            http="h11",  # it bounds the head of a request, which anybody may send
+            http=_BoundedProtocol,
             ws="websockets-sansio",
             ws_per_message_deflate=False,
             limit_concurrency=CONNECTIONS_MAX,
@@ -70,6 +75,35 @@ class WireAddress:
             ssl_keyfile=self.private_key,
         )
         _Server(config, on_stop).run(sockets=[listener])
+
+
+class _BoundedProtocol(H11Protocol):
+    """uvicorn's HTTP protocol that bounds the head of a request, which anybody may send: h11 its size, this its time."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._begin_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._end_head()
+        elif self._deadline is None:
+            self._begin_head()
+
+    def _begin_head(self) -> None:
+        self._deadline = self.loop.call_later(HEAD_S, self.transport.abort)
+
+    def _end_head(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 class _Server(uvicorn.Server):

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from snapshotd.client import AsyncSnapshotd
 from snapshotd.errors import Conflict, NotFound
+from snapshotd.terms import DEFAULT_TENANT
 
 TENANT = "e2b"
 _PAGE = 1000
@@ -102,6 +103,8 @@ class BoxTemplate(BoxRecord):
     name: str
     made_at: float
     builds: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tenant: str = DEFAULT_TENANT
+    """The tenant that its sandboxes belong to, also where an image is the template."""
 
 
 def variant_of(build: Build) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +36,7 @@ from snapshotd.integrations.e2b.inside.entries import Entries
 from snapshotd.integrations.e2b.inside.filesystem import Filesystem
 from snapshotd.integrations.e2b.inside.processes import Processes
 from snapshotd.integrations.e2b.inside.terminals import Terminals
-from snapshotd.integrations.e2b.inside.transfers import Transfers
+from snapshotd.integrations.e2b.inside.transfers import Transfers, UploadPlaces
 from snapshotd.integrations.e2b.inside.watching import DirectoryWatchers
 from snapshotd.integrations.e2b.keys import AccessKeys
 from snapshotd.integrations.e2b.people import People, basic_user
@@ -65,8 +65,9 @@ class WireOptions:
 class E2BServer:
     """An ASGI application over one daemon."""
 
-    def __init__(self, client: AsyncSnapshotd, key: str, options: WireOptions) -> None:
-        self._client, self._key, self._options = client, key, options
+    def __init__(self, client: AsyncSnapshotd, keys: Mapping[str, str], options: WireOptions) -> None:
+        """`keys`: the API keys, each with the tenant whose sandboxes its clients make and see."""
+        self._client, self._owners, self._options = client, keys, options
         self._control: ASGIApp | None = None
         self._stopping = asyncio.Event()
 
@@ -98,14 +99,15 @@ class E2BServer:
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         client, records = self._client, Records(self._client)
-        self._keys = AccessKeys(self._key, await records.secret())
+        self._keys = AccessKeys(self._owners, await records.secret())
         self._people = People(client)
         self._traffic, self._terminals = Traffic(client), Terminals(client)
         entries = Entries(client, self._people)
         self._watchers = DirectoryWatchers(entries)
         self._processes = Processes(client, self._people, self._terminals)
         files = Filesystem(client, self._people, entries, self._watchers)
-        self._transfers = Transfers(client, self._people, entries)
+        places = UploadPlaces()
+        self._transfers = Transfers(client, self._people, entries, places)
         self._methods: dict[str, Rpc] = {
             **{f"/process.Process/{name}": rpc for name, rpc in self._processes.methods.items()},
             **{f"/filesystem.Filesystem/{name}": rpc for name, rpc in files.methods.items()},
@@ -115,7 +117,7 @@ class E2BServer:
         sandboxes = SandboxRoutes(
             client, records, self._boxes, templates, self._keys, self._options.domain, self._options.network
         )
-        builds = BuildRoutes(client, self._people, templates, sandboxes, self._keys)
+        builds = BuildRoutes(client, self._people, templates, sandboxes, self._keys, places)
         self._control = Starlette(
             routes=[*builds.routes(self._known), *sandboxes.routes(self._known)],
             exception_handlers={HTTPException: _no_route, 500: _defect},

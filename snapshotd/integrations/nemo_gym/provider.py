@@ -4,8 +4,8 @@ restored from any of them, under a fence."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from nemo_gym.sandbox.providers.base import (
 )
 
 from snapshotd.client import AsyncSandbox, AsyncSnapshotd
-from snapshotd.errors import CommandNotFound, CommandNotRunnable, NotFound, SnapshotdError
+from snapshotd.errors import NotFound, SnapshotdError
 from snapshotd.integrations.nemo_gym.generations import Generation, Generations, StaleHandleError
 
 _OPTIONS = {"snapshot", "network", "runtime"}
@@ -93,36 +93,39 @@ class GymProvider:
         past."""
         one: GymSandbox = handle.raw
         name = self._user if user is None else str(user)
-        await self._generations.check(one.generation)
         try:
+            await self._generations.check(one.generation)
             done = await one.box.exec(
                 ["/bin/sh", "-c", command], cwd=cwd, env=one.env | (env or {}), user=name, timeout=timeout_s
             )
-        except (CommandNotFound, CommandNotRunnable) as exc:
-            return SandboxExecResult(None, exc.message, _NO_CODE, "sandbox")
+            await self._generations.check(one.generation)
         except SnapshotdError as exc:
-            await self._generations.check(one.generation)  # the sandbox has ended because of a restore
+            with suppress(SnapshotdError):
+                await self._generations.check(one.generation)  # the sandbox may have ended because of a restore
             return SandboxExecResult(None, exc.message, _NO_CODE, "sandbox")
-        await self._generations.check(one.generation)
         one.snapshot = done.snapshot_id or one.snapshot
         if done.timed_out:
             return SandboxExecResult(done.stdout, f"{done.stderr}(ended after {timeout_s} s)", _NO_CODE, "timeout")
         return SandboxExecResult(done.stdout, done.stderr, done.exit_code)
 
     async def upload_file(self, handle: SandboxHandle, source_path: Path, target_path: str) -> None:
+        """RuntimeError: it cannot be written, or the daemon is not there; the target is then as it was."""
         one: GymSandbox = handle.raw
-        await self._generations.check(one.generation)
-        done = await one.box.files.write(target_path, Path(source_path).read_bytes(), user=self._user)
+        content = Path(source_path).read_bytes()
+        with _moving():
+            await self._generations.check(one.generation)
+            done = await one.box.files.write(target_path, content, user=self._user)
         one.snapshot = done.snapshot.id
 
     async def download_file(self, handle: SandboxHandle, source_path: str, target_path: Path) -> None:
-        """FileNotFoundError; the target is then as it was."""
+        """FileNotFoundError; RuntimeError: it cannot be read, or the daemon is not there. The target is then as it was."""
         one: GymSandbox = handle.raw
-        await self._generations.check(one.generation)
-        try:
-            content = await one.box.files.read(source_path)
-        except NotFound as exc:
-            raise FileNotFoundError(f"{source_path}: {exc.message}") from exc
+        with _moving():
+            await self._generations.check(one.generation)
+            try:
+                content = await one.box.files.read(source_path)
+            except NotFound as exc:
+                raise FileNotFoundError(f"{source_path}: {exc.message}") from exc
         Path(target_path).parent.mkdir(parents=True, exist_ok=True)
         Path(target_path).write_bytes(content)
 
@@ -235,3 +238,11 @@ async def _creating() -> AsyncIterator[None]:
         yield
     except SnapshotdError as exc:
         raise SandboxCreateError(exc.message) from exc
+
+
+@contextmanager
+def _moving() -> Iterator[None]:
+    try:
+        yield
+    except SnapshotdError as exc:
+        raise RuntimeError(exc.message) from exc

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from snapshotd.kernel import fanotify, files, quota
+from snapshotd.kernel import fanotify, files, namespaces, quota, rootless
 from snapshotd.kernel.probes.needed import reason_of, scratch
 
 FUSE, LOOP = "/dev/fuse", "/dev/loop-control"
@@ -54,6 +54,20 @@ def project_quotas(directory: Path) -> str | None:
         return None if quota.enforced(fd) else "its file system is not mounted with prjquota"
     finally:
         os.close(fd)
+
+
+def network_namespaces() -> str | None:
+    """None if a network namespace can be made, by an ordinary user in a user namespace; else the reason."""
+    try:
+        if rootless.is_root():
+            os.close(namespaces.new_network_namespace())
+            return None
+        tried = subprocess.run(
+            ["unshare", "--user", "--map-root-user", "--net", "true"], capture_output=True, text=True, check=False
+        )
+        return None if tried.returncode == 0 else tried.stderr.strip() or "`unshare --user --net` fails"
+    except OSError as exc:
+        return reason_of(exc)
 
 
 def writers_told(directory: Path) -> str | None:

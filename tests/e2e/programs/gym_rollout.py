@@ -1,7 +1,7 @@
 """Rollouts through NeMo Gym's own `AsyncSandbox`, which finds our provider by its entry point: gym_rollout.py WHAT [DESCRIPTOR]
 
 Prints JSON. "rollout": three commands, the descriptor of each, and the last as it is serialized; "goes on": from a descriptor, in
-another process; "errors": what cannot be.
+another process; "cut off": the daemon is killed within a command; "restored": from a descriptor; "errors": what cannot be.
 """
 
 from __future__ import annotations
@@ -90,6 +90,22 @@ async def goes_on(given: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+async def cut_off() -> dict[str, Any]:
+    provider: Any = create_provider(CONFIG)
+    handle = await provider.create(SandboxSpec(workdir="/work"))
+    await provider.exec(handle, "echo 1 >> /work/log")
+    taken = await provider.snapshot(handle)
+    done = await provider.exec(handle, "echo 2 >> /work/log; exec sleep 6062")
+    return {"answer": [done.return_code, done.error_type], "taken": taken}
+
+
+async def restored(given: dict[str, Any]) -> dict[str, Any]:
+    provider: Any = create_provider(CONFIG)
+    handle = await provider.restore(given)
+    await provider.exec(handle, "echo again >> /work/log")
+    return {"restored": await log_of(provider, handle)}
+
+
 async def errors() -> dict[str, Any]:
     provider: Any = create_provider(CONFIG)
     handle = await provider.create(SandboxSpec())
@@ -112,7 +128,9 @@ async def errors() -> dict[str, Any]:
 
 def main() -> None:
     what, *given = sys.argv[1:]
-    work = {"rollout": rollout, "goes on": lambda: goes_on(json.loads(given[0])), "errors": errors}[what]()
+    of_one = {"goes on": goes_on, "restored": restored}
+    alone = {"rollout": rollout, "cut off": cut_off, "errors": errors}
+    work = of_one[what](json.loads(given[0])) if given else alone[what]()
     sys.stdout.write(json.dumps(asyncio.run(work)) + "\n")
 
 

@@ -22,7 +22,7 @@ STEPS = 3
 def main() -> None:
     log_dir, *snapshot = sys.argv[1:]
     calls = [
-        ModelOutput.for_tool_call("mockllm", "bash", {"cmd": f"echo {step} >> log; cat log"})
+        ModelOutput.for_tool_call("mockllm", "bash", {"command": f"echo {step} >> log; cat log"})
         for step in range(1, STEPS + 1)
     ]
     submit = ModelOutput.for_tool_call("mockllm", "submit", {"answer": "done"})

@@ -1,7 +1,8 @@
 """A scripted model for the command `mini`, and an environment that kills its agent: each of four commands adds its number to
 /workspace/log.
 
-SNAPSHOTD_TEST_KILL, "before 3" or "after 3": SIGKILL at that point of that command.
+SNAPSHOTD_TEST_KILL, "before 3" or "after 3": SIGKILL at that point of that command; "slow 3": it takes a minute, once it has
+written.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ class Doomed(MiniEnvironment):
         doomed = point and action["command"].startswith(f"echo {step} ")
         if doomed and point == "before":
             os.kill(os.getpid(), signal.SIGKILL)
+        if doomed and point == "slow":
+            action = {**action, "command": f"{action['command']}; exec sleep 6061"}
+            timeout = 100
         done = super().execute(action, cwd, timeout=timeout)
         if doomed and point == "after":
             os.kill(os.getpid(), signal.SIGKILL)

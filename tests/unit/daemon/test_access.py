@@ -495,6 +495,27 @@ def test_a_tenant_hears_of_its_own_alone(daemon: Daemon, theirs: World, acme: Sn
     assert {event["trajectory"] for event in heard if "trajectory" in event} == {own.ids[0]}
 
 
+def test_each_tenant_hears_of_what_it_makes_while_it_watches(daemon: Daemon, acme: Snapshotd) -> None:
+    place = str(daemon.client.status()["listening"])
+    others = Snapshotd(host=place, token=_token(daemon, "other"))
+    clients = {"acme": acme, "other": others}
+    with contextlib.ExitStack() as opened:
+        watches = {name: opened.enter_context(contextlib.closing(watch(one))) for name, one in clients.items()}
+        for events in watches.values():
+            assert next(events)["event"] == "watching"
+        made = dict[str, set[str]]()
+        for name, client in clients.items():
+            own = make_world(daemon.client, name, f"{name}-watched")
+            (fork,) = client.fork(own.names["ref"]).trajectories
+            made[name] = {own.ids[0], fork.id}
+        for name, events in watches.items():
+            heard = set[str]()
+            while not made[name] <= heard:
+                event = next(events)
+                heard |= {event["trajectory"]} if "trajectory" in event else set()
+            assert heard == made[name]
+
+
 def test_the_key_of_another_tenants_request_tells_nothing(daemon: Daemon) -> None:
     worlds = {tenant: make_world(daemon.client, tenant, "keyed") for tenant in ("acme", "other")}
     with keyed("the same"):
@@ -532,6 +553,7 @@ def test_it_is_recorded_who_did_what(daemon: Daemon, acme: Snapshotd, theirs: Wo
     acme.exec(own.names["ref"], ["true"])
     with pytest.raises(NotFound):
         acme.trajectory(theirs.names["ref"])
+    daemon.client.tokens()
     ask(daemon, "sdt_00000000_wrong", operations.VERSION, theirs.names)
     found = daemon.client.audit(last=20)
     told = [(one.caller, one.tenant, one.address, one.verb, one.status) for one in found]
@@ -541,7 +563,7 @@ def test_it_is_recorded_who_did_what(daemon: Daemon, acme: Snapshotd, theirs: Wo
         (None, None, "127.0.0.1", None, "401"),
     ]
     assert (local_name(), None, None, "exec_attended", "200") in told
-    assert not any(one.address is None and one.verb in ("trajectory", "version", "audit") for one in found)
+    assert not any(one.address is None and one.verb in ("trajectory", "version", "tokens", "audit") for one in found)
     assert (daemon.state_dir / "audit.log").stat().st_mode & 0o777 == 0o600
 
 

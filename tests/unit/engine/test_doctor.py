@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from snapshotd.engine.host import doctor, system_packages
 from snapshotd.kernel import abilities
 from snapshotd.kernel.abilities import Abilities
 from snapshotd.kernel.mounts import LayerNaming
+from snapshotd.kernel.probes import useful
 
 REPOSITORY = Path(system_packages.__file__).parents[3]
 
@@ -41,10 +43,46 @@ def test_every_piece_is_looked_at_and_every_failure_has_a_fix(tmp_path: Path) ->
         "mmdebstrap",
         "disk",
         "Python",
+        "networks of some hosts",
+        "other machines",
     } <= set(names)
     for check in checks:
         assert check.detail
         assert (check.fix == "") == (check.ok is True), check
+
+
+@pytest.mark.parametrize(
+    ("listen", "ok", "said"),
+    [
+        ("", True, "none reaches the daemon"),
+        ("http://127.0.0.1:0", True, "will answer at http://127.0.0.1:0"),
+        ("203.0.113.7:7676", False, "cannot be listened on"),
+        ("nonsense", False, "cannot be listened on"),
+        ("127.0.0.1:99999", False, "cannot be listened on"),
+    ],
+)
+def test_the_address_for_other_machines_is_tried(
+    monkeypatch: pytest.MonkeyPatch, listen: str, ok: bool, said: str
+) -> None:
+    monkeypatch.setenv("SNAPSHOTD_LISTEN", listen)
+    check = doctor._listening()
+    assert check.ok is ok
+    assert said in check.detail
+
+
+def test_an_address_that_is_taken_may_be_the_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        monkeypatch.setenv("SNAPSHOTD_LISTEN", f"http://127.0.0.1:{listening.getsockname()[1]}")
+        check = doctor._listening()
+        assert check.ok is True
+        assert "is taken" in check.detail
+
+
+def test_networks_of_some_hosts_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(useful, "network_namespaces", lambda: "operation not permitted")
+    check = doctor._networks()
+    assert check.ok is None
+    assert "allow:HOST" in check.detail
 
 
 def test_it_is_quick_and_leaves_nothing(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_a_host_names_a_sandbox_below_the_domain_alone(host: str, domain: str, f
 def test_a_number_of_many_digits_is_refused() -> None:
     with pytest.raises(WireError, match="is no port"):
         addressed(Headers({"e2b-sandbox-id": SANDBOX, "e2b-sandbox-port": HUGE}), "localhost")
-    keys = AccessKeys("e2b_key", b"secret")
+    keys = AccessKeys({"e2b_key": "default"}, b"secret")
     with pytest.raises(WireError, match="the signature is too old"):
         keys.signed_for([], "/file", "read", "user", "signature", HUGE)
     with pytest.raises(WireError):

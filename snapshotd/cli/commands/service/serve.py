@@ -10,6 +10,7 @@ import click
 
 from snapshotd.cli.command import connect, connect_async, declare, refuse
 from snapshotd.cli.commands.service.daemon import own_settings, serve_daemon
+from snapshotd.cli.values import NetworkText
 from snapshotd.client.client import Snapshotd
 from snapshotd.config import Config
 from snapshotd.engine.host import integrations
@@ -49,12 +50,14 @@ _OF_DAEMON, _OF_E2B = ("foreground", "isolation"), ("domain", "key_file", "image
     "--key-file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="--e2b: the API key that clients need; made if missing.  [default: e2b.key in the state directory]",
+    help="--e2b: the API keys of clients, one a line, perhaps with its tenant behind it; made if missing.  [default: e2b.key in the "
+    "state directory]",
 )
 @click.option("--image", help="--e2b: the image that the template `base` is.  [default: default]")
 @click.option(
     "--network",
-    type=click.Choice(["none", "bridge"]),
+    type=NetworkText(),
+    metavar="none|bridge|allow:HOST,...",
     help="--e2b: what sandboxes reach that do not say.  [default: bridge]",
 )
 @click.option("--rm", is_flag=True, help="--e2b: remove a sandbox that was killed, with its history.")
@@ -94,10 +97,9 @@ def _serve_e2b(
 ) -> int:
     integrations.require("e2b")
     from snapshotd.daemon.access.address import parse_listen
-    from snapshotd.integrations.e2b.keys import new_key  # only then: a web server, which no other command needs
+    from snapshotd.integrations.e2b.keys import owners_of  # only then: a web server, which no other command needs
     from snapshotd.integrations.e2b.listening import WireAddress
     from snapshotd.integrations.e2b.server import E2BServer, WireOptions
-    from snapshotd.integrations.token_file import token_of
 
     asked = parse_listen(listen)
     if listen.startswith("https://") and certificate is None:
@@ -108,13 +110,13 @@ def _serve_e2b(
     client.version()  # brings the daemon up, so that the first request need not
     path = options["key_file"] or client.state_dir / "e2b.key"
     made = not path.exists()
-    key = token_of(path, new_key)
+    owners = owners_of(path)
     with listening.listen() as listener:
         address = listening.url(listener)
         below = options["domain"] or f"localhost:{address.rpartition(':')[2]}"
         served = WireOptions(below, options["image"] or "default", options["network"] or "bridge", options["rm"])
-        server = E2BServer(connect_async(ctx), key, served)
-        shown = key if made else f'"$(cat {path})"'
+        server = E2BServer(connect_async(ctx), owners, served)
+        shown = next(iter(owners)) if made else f'"$(sed "s/ .*//;q" {path})"'
         click.echo(f"export E2B_API_URL={address} E2B_SANDBOX_URL={address} E2B_API_KEY={shown}")
         listening.serve(listener, server, server.stop_streams)
     return 0

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from typing import Any
 
 from starlette.requests import Request
 
 from snapshotd.api.record import Json
 from snapshotd.api.wire import TIMEOUT_MAX_S
+from snapshotd.integrations.e2b.bodies import json_object, read_body
 from snapshotd.integrations.e2b.failures import WireError, unsupported
 
 BODY_MAX_BYTES = 1 << 20
 TIMEOUT_S = 300
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-ALL_TRAFFIC = "0.0.0.0/0"
 
 
 async def body(request: Request) -> Json:
     """The JSON object that was sent; empty if nothing was."""
-    data = bytearray()
-    async for piece in request.stream():
-        data += piece
-        if len(data) > BODY_MAX_BYTES:
-            raise WireError("too_large", f"the body has more than {BODY_MAX_BYTES} bytes")
-    try:
-        found = json.loads(data or b"{}")
-    except (ValueError, RecursionError) as exc:
-        raise WireError("invalid_argument", f"the body is no JSON: {exc}") from exc
-    if not isinstance(found, dict):
-        raise WireError("invalid_argument", "the body has to be a JSON object")
-    return found
+    return json_object(await read_body(request, BODY_MAX_BYTES))
 
 
 def number(given: Json, name: str, default: float | None = None, *, least: float = 0) -> float:
@@ -97,26 +84,3 @@ def no_extras(given: Json) -> None:
     for name, what in (("mcp", "MCP gateway"), ("iam", "workload identities"), ("volumeMounts", "volumes")):
         if given.get(name):
             raise unsupported(what, f"leave `{name}` out")
-
-
-def network(given: Json, default: str) -> str:
-    """The network that a sandbox is to have, in the daemon's words. `given` has `allow_internet_access` and the lists of addresses."""
-    for name in ("egressProxy", "rules", "dnsServers", "httpsPorts", "maskRequestHost"):
-        if given.get(name):
-            raise unsupported(f"`{name}` for a network", "leave it out")
-    allow, deny = _addresses(given, "allowOut"), _addresses(given, "denyOut")
-    internet = given.get("allow_internet_access")
-    if internet is False or ALL_TRAFFIC in deny:
-        if allow:
-            raise unsupported("networks of some addresses", "allow all traffic or none")
-        return "none"
-    if [one for one in deny if one != ALL_TRAFFIC]:
-        raise unsupported("networks without some addresses", "allow all traffic or none")
-    return default if internet is None and not allow else "bridge"
-
-
-def _addresses(given: Json, name: str) -> list[str]:
-    found: Any = given.get(name) or []
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise WireError("invalid_argument", f"`{name}` has to be a list of addresses")
-    return found

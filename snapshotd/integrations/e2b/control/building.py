@@ -33,9 +33,11 @@ _COPY_MAX_BYTES = 4 << 30
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-async def begin_sandbox(client: AsyncSnapshotd, people: People, image: str, network: str) -> tuple[str, str]:
+async def begin_sandbox(
+    client: AsyncSnapshotd, people: People, image: str, network: str, tenant: str
+) -> tuple[str, str]:
     """A sandbox of an image, with the user that E2B's sandboxes have: its trajectory, and the snapshot with that user."""
-    info, _ = await client.create(image=image, network=network)
+    info, _ = await client.create(image=image, network=network, tenant=tenant)
     try:
         names = await people.names(info.id)
         if USER not in names.people:
@@ -145,7 +147,7 @@ class Builder:
         else:
             assert image is not None
             await self._client.ensure_image(image, progress=lambda *told: note(building, " ".join(map(str, told))))
-            made.trajectory, _ = await begin_sandbox(self._client, self._people, image, self._network)
+            made.trajectory, _ = await begin_sandbox(self._client, self._people, image, self._network, building.owner)
         try:
             for number, step in enumerate(steps):
                 note(

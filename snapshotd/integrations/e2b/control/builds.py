@@ -7,12 +7,8 @@ import asyncio
 import hashlib
 import hmac
 import logging
-import re
-import shutil
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -23,20 +19,20 @@ from snapshotd.api.record import Json
 from snapshotd.client import AsyncSnapshotd
 from snapshotd.errors import SnapshotdError
 from snapshotd.integrations.e2b.control import asking
+from snapshotd.integrations.e2b.control.archives import StepArchives
 from snapshotd.integrations.e2b.control.building import Builder, TemplateBuild, moment, new_build, note
 from snapshotd.integrations.e2b.control.sandboxes import ENVD_VERSION, Handler, SandboxRoutes
 from snapshotd.integrations.e2b.control.templates import DEFAULT_TAG, TemplateCatalog
 from snapshotd.integrations.e2b.failures import WireError, answer, unsupported
+from snapshotd.integrations.e2b.inside.transfers import UploadPlaces
 from snapshotd.integrations.e2b.keys import AccessKeys
 from snapshotd.integrations.e2b.people import People
 from snapshotd.integrations.e2b.records import BoxTemplate, Build, build_of
 
-UPLOAD_MAX_BYTES = 4 << 30
 _KEPT_BUILDS = 1000
 _LOG_PAGE = 100
 _DIGITS_MAX = 18
 """The digits of a number; a much longer one would not be read (`sys.get_int_max_str_digits`)."""
-_DIGEST = re.compile(r"[0-9a-f]{16,128}")
 _log = logging.getLogger(__name__)
 
 
@@ -50,11 +46,11 @@ class BuildRoutes:
         templates: TemplateCatalog,
         sandboxes: SandboxRoutes,
         keys: AccessKeys,
+        places: UploadPlaces,
     ) -> None:
         self._client, self._people, self._templates, self._sandboxes = client, people, templates, sandboxes
-        self._keys = keys
+        self._keys, self._places, self._archives = keys, places, StepArchives()
         self._builds: dict[str, TemplateBuild] = {}
-        self._folder = Path(tempfile.mkdtemp(prefix="snapshotd-e2b-"))
 
     def routes(self, given: Callable[[Handler], Callable[[Request], Awaitable[Response]]]) -> list[Route]:
         """`given`: a handler that gets the owner of the request's key."""
@@ -82,7 +78,7 @@ class BuildRoutes:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        await asyncio.to_thread(self._archives.close)
 
     async def _request(self, owner: str, request: Request) -> Response:
         given = await asking.body(request)
@@ -132,7 +128,13 @@ class BuildRoutes:
         start: str | None,
         ready: str | None,
     ) -> None:
-        builder = Builder(self._client, self._people, building, self._file, self._sandboxes.network)
+        builder = Builder(
+            self._client,
+            self._people,
+            building,
+            lambda digest: self._archives.find(building.owner, digest),
+            self._sandboxes.network,
+        )
         try:
             wanted = None if image is None else self._templates.image(image)
             build = await builder.build(wanted, base, steps, start, ready)
@@ -166,40 +168,27 @@ class BuildRoutes:
 
     # -- archives ------------------------------------------------------------------------------------------------------
 
-    def _file(self, digest: str) -> Path:
-        """WireError: it was not uploaded."""
-        path = self._folder / digest
-        if not _DIGEST.fullmatch(digest) or not path.is_file():
-            raise WireError("not_found", "the files of the step were not uploaded; upload them first")
-        return path
-
     async def _upload_link(self, owner: str, request: Request) -> Response:
         digest = request.path_params["digest"]
-        if not _DIGEST.fullmatch(digest):
-            raise WireError("invalid_argument", "the hash of the files has to be hexadecimal")
-        url = request.url_for("upload", digest=digest).include_query_params(signature=self._sign(digest))
-        return JSONResponse({"present": (self._folder / digest).is_file(), "url": str(url)}, 201)
+        present = self._archives.has(owner, digest)
+        url = request.url_for("upload", digest=digest).include_query_params(
+            owner=owner, signature=self._sign(owner, digest)
+        )
+        return JSONResponse({"present": present, "url": str(url)}, 201)
 
-    def _sign(self, digest: str) -> str:
-        return hmac.new(self._keys.secret, f"upload:{digest}".encode(), hashlib.sha256).hexdigest()
+    def _sign(self, owner: str, digest: str) -> str:
+        return hmac.new(self._keys.secret, f"upload:{owner}:{digest}".encode(), hashlib.sha256).hexdigest()
 
     async def _upload(self, request: Request) -> Response:
-        digest = request.path_params["digest"]
-        if not hmac.compare_digest(request.query_params.get("signature", "").encode(), self._sign(digest).encode()):
-            return answer(WireError("unauthenticated", "the signature of the upload is wrong"))
-        scratch, count = self._folder / f".{uuid4().hex}", 0
+        digest, owner = request.path_params["digest"], request.query_params.get("owner", "")
+        given = request.query_params.get("signature", "")
         try:
-            with scratch.open("wb") as file:
-                async for piece in request.stream():
-                    count += len(piece)
-                    if count > UPLOAD_MAX_BYTES:
-                        return answer(WireError("too_large", f"an archive has at most {UPLOAD_MAX_BYTES} bytes"))
-                    await asyncio.to_thread(file.write, piece)
-            scratch.rename(self._folder / digest)
-        except OSError as exc:
-            return answer(WireError("no_space", f"the archive cannot be kept: {exc.strerror}"))
-        finally:
-            scratch.unlink(missing_ok=True)
+            if not hmac.compare_digest(given.encode(), self._sign(owner, digest).encode()):
+                raise WireError("unauthenticated", "the signature of the upload is wrong")
+            async with self._places.take(owner):
+                await self._archives.receive(owner, digest, request.stream())
+        except WireError as exc:
+            return answer(exc)
         return Response(status_code=200)
 
     # -- templates -----------------------------------------------------------------------------------------------------

@@ -20,10 +20,12 @@ from snapshotd.errors import Conflict, NotFound, SnapshotdError, UsageError
 from snapshotd.integrations.e2b.boxes import Boxes
 from snapshotd.integrations.e2b.control import asking
 from snapshotd.integrations.e2b.control.building import moment
+from snapshotd.integrations.e2b.control.networks import lists_of, network_of, rules_of
 from snapshotd.integrations.e2b.control.templates import DEFAULT_TAG, TemplateCatalog
 from snapshotd.integrations.e2b.failures import WireError, failure_of, unsupported
 from snapshotd.integrations.e2b.keys import AccessKeys
 from snapshotd.integrations.e2b.records import Box, KeptSnapshot, Records, variant_of
+from snapshotd.terms import ALLOW
 
 ENVD_VERSION = "0.6.1"
 """The abilities of this server, in the numbers of `envd`: uploads as they are, the sandbox's own user. From 0.6.2 on the SDKs
@@ -78,7 +80,7 @@ class SandboxRoutes:
         now, net = time.time(), given.get("network") or {}
         if not isinstance(net, dict):
             raise WireError("invalid_argument", "`network` has to be an object")
-        network = asking.network({**net, "allow_internet_access": given.get("allow_internet_access")}, self.network)
+        network = network_of({**net, "allow_internet_access": given.get("allow_internet_access")}, self.network)
         resumes = given.get("autoResume") or {}
         draft = Box(
             id="",
@@ -91,7 +93,7 @@ class SandboxRoutes:
             pauses_at_end=given.get("autoPause") is True,
             resumes=isinstance(resumes, dict) and resumes.get("enabled") is True,
             is_public=net.get("allowPublicTraffic") is not False,
-            network={"allowInternetAccess": network != "none"},
+            network={"allowInternetAccess": _has_internet(network), **lists_of(net)},
         )
         ref = asking.maybe_text(given, "templateID") or "base"
         kept = await self.templates.snapshot(owner, ref)
@@ -147,7 +149,7 @@ class SandboxRoutes:
             "domain": self.domain,
             "envdAccessToken": self.keys.token(box.id),
             "allowInternetAccess": box.network.get("allowInternetAccess", True),
-            "network": {"allowPublicTraffic": box.is_public},
+            "network": {"allowPublicTraffic": box.is_public, **lists_of(box.network)},
             "lifecycle": {"onTimeout": "pause" if box.pauses_at_end else "kill", "autoResume": box.resumes},
         }
         return JSONResponse({**await self._listed(box), **more})
@@ -243,10 +245,16 @@ class SandboxRoutes:
     async def _set_network(self, owner: str, request: Request) -> Response:
         given = await asking.body(request)
         box = await self.boxes.find(owner, request.path_params["sandbox"])
-        wanted = asking.network(given, self.network) != "none"
-        if wanted == box.network.get("allowInternetAccess"):
-            return Response(status_code=204)
-        raise unsupported("change of the network of a sandbox", "make a new one with the network that it needs")
+        wanted, now = network_of(given, self.network), (await self.client.trajectory(box.id)).network
+        if wanted != now:
+            if not now.startswith(ALLOW):
+                raise unsupported(
+                    f"change of the network {now!r}",
+                    "make a sandbox with `network` or without access to the internet, or serve with --network 'allow:*'",
+                )
+            await self.client.network(box.id, only=rules_of(wanted))
+        await self.boxes.set_network(owner, box.id, {"allowInternetAccess": _has_internet(wanted), **lists_of(given)})
+        return Response(status_code=204)
 
     async def _metrics(self, owner: str, request: Request) -> Response:
         box = await self.boxes.find(owner, request.path_params["sandbox"])
@@ -309,6 +317,10 @@ async def measure(client: AsyncSnapshotd, box: Box) -> Json | None:
                 "diskTotal": 0,
             }
     return None
+
+
+def _has_internet(network: str) -> bool:
+    return network not in ("none", ALLOW)
 
 
 def _own_tag(name: str) -> str:

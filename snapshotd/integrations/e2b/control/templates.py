@@ -43,7 +43,7 @@ class TemplateCatalog:
 
     async def named(self, owner: str, ref: str) -> BoxTemplate | None:
         found = await self._records.find(BoxTemplate, ref) if "/" not in ref else None
-        if found is not None and found.owner in (owner, EVERYBODY):
+        if found is not None and (found.owner == owner or (found.owner == EVERYBODY and found.tenant == owner)):
             return found
         async for one in self._records.all_of(BoxTemplate, owner=owner, name=ref):
             return one
@@ -55,7 +55,7 @@ class TemplateCatalog:
         name, tag = name_and_tag(ref)
         found = await self.named(owner, name)
         if found is None:
-            return await self._of_image(ref)
+            return await self._of_image(owner, ref)
         build = build_of(found, tag or DEFAULT_TAG)
         if build is None:
             raise WireError("not_found", f"template {name!r} has no build with the tag {tag or DEFAULT_TAG!r}")
@@ -78,7 +78,7 @@ class TemplateCatalog:
         """The template has this build, under these tags."""
         async with self._lock(template_id):
             found = await self._records.find(BoxTemplate, template_id)
-            template = found or BoxTemplate(template_id, owner, name, time.time())
+            template = found or BoxTemplate(template_id, owner, name, time.time(), tenant=owner)
             before = {tag: template.builds.get(tag) for tag in tags}
             template.builds |= {tag: dataclasses.asdict(build) for tag in tags}
             await self._records.put(template)
@@ -113,11 +113,11 @@ class TemplateCatalog:
             except (Conflict, NotFound):
                 pass  # sandboxes were made of it, or a person has removed it
 
-    async def _of_image(self, name: str) -> tuple[BoxTemplate, Build]:
-        """The template that an image of the daemon is. It is made when it is first asked for, and when the image has
-        changed."""
+    async def _of_image(self, tenant: str, name: str) -> tuple[BoxTemplate, Build]:
+        """The template that an image of the daemon is for a tenant. It is made when it is first asked for, and when the image
+        has changed."""
         wanted = self.image(name)
-        async with self._lock(f"image {wanted}"):
+        async with self._lock(f"image {wanted} of {tenant}"):
             images = {one.name: one.id for one in await self._client.images()}
             if wanted not in images and wanted == self._base:
                 made = await self._client.ensure_image(wanted)
@@ -127,16 +127,17 @@ class TemplateCatalog:
                     "not_found", f"template {name!r} not found; build it, or name an image that the daemon has"
                 )
             async for template in self._records.all_of(BoxTemplate, owner=EVERYBODY, name=wanted):
+                if template.tenant != tenant:
+                    continue
                 build = build_of(template, DEFAULT_TAG)
                 if build is not None and build.image == images[wanted] and await self._is_there(build):
                     return template, build
                 await self.remove(template)
-            trajectory, snapshot = await begin_sandbox(self._client, self._people, wanted, "none")
+            trajectory, snapshot = await begin_sandbox(self._client, self._people, wanted, "none", tenant)
             await self._client.stop(trajectory)
             build = Build(str(uuid4()), snapshot, trajectory, time.time(), image=images[wanted])
-            template = BoxTemplate(
-                uuid4().hex[:20], EVERYBODY, wanted, time.time(), {DEFAULT_TAG: dataclasses.asdict(build)}
-            )
+            builds = {DEFAULT_TAG: dataclasses.asdict(build)}
+            template = BoxTemplate(uuid4().hex[:20], EVERYBODY, wanted, time.time(), builds, tenant)
             await self._records.put(template)
             return template, build
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import queue
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,11 +16,12 @@ from typing import Any
 
 from snapshotd.api.record import Json
 from snapshotd.client import AsyncSnapshotd
-from snapshotd.client.feeding import PIECE_BYTES, AsyncTerminal
+from snapshotd.client.feeding import AsyncTerminal
 from snapshotd.errors import SnapshotdError
 from snapshotd.integrations.e2b.connect import Messages
 from snapshotd.integrations.e2b.failures import WireError, failure_of
 from snapshotd.integrations.e2b.inside.call import InnerCall
+from snapshotd.integrations.typed_keys import TypedKeys
 
 _UNREAD_MAX = 1024
 """So many events a follower may be behind; then the oldest are left out. A client that does not read stops nobody."""
@@ -60,27 +60,6 @@ class Terminals:
                 await terminal.end()
 
 
-class _Keys:
-    """The typed keys, as a file that a thread reads."""
-
-    def __init__(self) -> None:
-        self._pieces = queue.SimpleQueue[bytes]()
-        self.waiting = 0
-
-    def put(self, data: bytes) -> None:
-        self.waiting += len(data)
-        for at in range(0, len(data), PIECE_BYTES):
-            self._pieces.put(data[at : at + PIECE_BYTES])
-
-    def end(self) -> None:
-        self._pieces.put(b"")
-
-    def read(self, count: int, /) -> bytes:
-        piece = self._pieces.get()
-        self.waiting -= len(piece)
-        return piece
-
-
 class PtyTerminal:
     """One command in a terminal."""
 
@@ -89,7 +68,7 @@ class PtyTerminal:
     ) -> None:
         self._client, self._box, self._pid, self._argv, self._on_end = client, call.box.id, pid, argv, on_end
         self._user, self._timeout_s = call.person.name, call.timeout_s
-        self._keys = _Keys()
+        self._keys = TypedKeys()
         self._followers = set[asyncio.Queue[Json | WireError]]()
         self._terminal = AsyncTerminal()
         self._task: asyncio.Task[None] | None = None

@@ -10,9 +10,9 @@ import asyncio
 import logging
 import posixpath
 import zlib
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from email.message import Message
 from typing import Any, cast
 
@@ -33,15 +33,39 @@ _TOGETHER_BYTES = 8 << 20
 _FILES_MAX = 10_000
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
 """Its warnings are about bodies of clients, who are told themselves."""
+UPLOADS_MAX, UPLOAD_WAIT_S = 32, 30.0
+"""Uploads of one owner at once; more wait so long, and are refused."""
 _IDLE_S = 300.0
 """An upload that brings nothing for so long is broken off."""
+
+
+class UploadPlaces:
+    """Room for so many uploads of one owner at once. Each holds a thread and some memory."""
+
+    def __init__(self) -> None:
+        self._places = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(UPLOADS_MAX))
+
+    @asynccontextmanager
+    async def take(self, owner: str) -> AsyncIterator[None]:
+        """Wait for a place, and leave it behind. WireError: none becomes free in time."""
+        places = self._places[owner]
+        try:
+            await asyncio.wait_for(places.acquire(), UPLOAD_WAIT_S)
+        except TimeoutError as exc:
+            raise WireError(
+                "resource_exhausted", f"{UPLOADS_MAX} uploads are under way already; try again when one has ended"
+            ) from exc
+        try:
+            yield
+        finally:
+            places.release()
 
 
 class Transfers:
     """Files in and out."""
 
-    def __init__(self, client: AsyncSnapshotd, people: People, entries: Entries) -> None:
-        self._client, self._people, self._entries = client, people, entries
+    def __init__(self, client: AsyncSnapshotd, people: People, entries: Entries, places: UploadPlaces) -> None:
+        self._client, self._people, self._entries, self._places = client, people, entries, places
 
     async def get(self, call: InnerCall, request: Request) -> Response:
         path = self._path(call, request.query_params.get("path"))
@@ -58,6 +82,10 @@ class Transfers:
             raise WireError("unimplemented", "snapshotd keeps no metadata of files; leave it out")
         message = Message()
         message["content-type"] = request.headers.get("content-type", "")
+        async with self._places.take(call.box.owner):
+            return await self._receive(call, request, message)
+
+    async def _receive(self, call: InnerCall, request: Request, message: Message) -> Response:
         given = request.query_params.get("path")
         body = _unpacked(request)
         if message.get_content_type() == "multipart/form-data":

@@ -1,0 +1,6 @@
+"""Sandboxes for SWE-ReX: `pip install 'snapshotd[swe-rex]'` (docs/integrations/swe-rex.md)."""
+
+from snapshotd.integrations.swe_rex.deployment import RexDeployment
+from snapshotd.integrations.swe_rex.runtime import RexObservation, RexResponse, RexRuntime
+
+__all__ = ["RexDeployment", "RexObservation", "RexResponse", "RexRuntime"]
