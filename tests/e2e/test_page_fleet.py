@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.runc, pytest.mark.timeout(600)]
 def own_snap(tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer) -> Iterator[Snap]:
     """A node `north`."""
     folder = tmp_path_factory.mktemp("n")
-    own = {"SNAPSHOTD_FLEET": postgres.url, "SNAPSHOTD_NODE": "north", "SNAPSHOTD_STORE": str(folder / "store")}
+    own = {"SNAPSHOTD_FLEET": postgres.url, "SNAPSHOTD_NODE": "north", "SNAPSHOTD_STORE": (folder / "store").as_uri()}
     with ended(Snap(folder / "state", own)) as snap:
         snap("ls")  # starts it
         yield snap

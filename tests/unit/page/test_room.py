@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.page import room, server
+import snapshotd.serving
+from snapshotd.page import server
 from snapshotd.page.owner import find_owner
 from snapshotd.page.room import OTHER_MAX, OTHERS_MAX, OWN_MAX
 from snapshotd.page.server import PageServer
@@ -129,16 +130,16 @@ def test_the_page_belongs_to_whoever_signs_in(browser: Browser) -> None:
 def test_a_head_that_does_not_come_is_not_waited_for(
     browser: Browser, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    monkeypatch.setattr(room, "HEAD_S", 0.1)
+    monkeypatch.setattr(snapshotd.serving, "HEAD_S", 0.1)
     (held,) = _hold(browser, 1, sent)
     _waits_until_closed(held)
 
 
 def test_a_head_behind_an_answer_is_not_waited_for(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "HEAD_S", 0.3)
+    monkeypatch.setattr(snapshotd.serving, "HEAD_S", 0.3)
     (held,) = _hold(browser, 1)
     with held:
-        until = time.monotonic() + 3 * room.HEAD_S
+        until = time.monotonic() + 3 * snapshotd.serving.HEAD_S
         while time.monotonic() < until:  # each request in time
             held.sendall(f"GET /nothing HTTP/1.1\r\nHost: {browser.host}\r\n\r\n".encode())
             answer = b""
