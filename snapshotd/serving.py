@@ -92,6 +92,10 @@ class HttpServer(uvicorn.Server):
         super().__init__(uvicorn.Config(app, **shared | settings))
         self._on_stop = on_stop
 
+    def stop_soon(self) -> None:
+        """End `run` soon. From any thread; idempotent."""
+        self.should_exit = True
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._on_stop()
         await super().shutdown(sockets)

@@ -118,7 +118,7 @@ class PageServer:
 
     def stop(self) -> None:
         """End `run` soon. From any thread; idempotent."""
-        self._server.should_exit = True
+        self._server.stop_soon()
 
 
 class _Session:
