@@ -200,14 +200,11 @@ class ContainerCommands:
 
 
 def _refusal(order: _Order, log: Path, code: int | None) -> SnapshotdError:
-    container = order.container
+    name, reason = short(order.container.id), failure.log_reason(log)
     if code is None:
-        return SandboxFailed(
-            f"runc could not enter container {short(container.id)} within {_START_DEADLINE_S:.0f} s; stop it"
-        )
-    reason = failure.log_reason(log.read_bytes() if log.exists() else b"")
-    if not os.path.exists(f"/proc/{container.pid}/ns/mnt") or not order.known_as.known:
-        return SandboxFailed(f"container {short(container.id)} is gone: {reason}")
+        return SandboxFailed(f"runc could not enter container {name} within {_START_DEADLINE_S:.0f} s; stop it")
+    if not os.path.exists(f"/proc/{order.container.pid}/ns/mnt") or not order.known_as.known:
+        return SandboxFailed(f"container {name} is gone: {reason}")
     return failure.command_failure(reason, order.spec.argv[0], order.spec.cwd)
 
 

@@ -73,9 +73,7 @@ class DockerRuntime(Runtime):
         """Nothing is connected or made before the first use. `host` is the engine's address, as in DOCKER_HOST; `run_dir` is
         for short-lived files; `keeper` is the parent of commands that are to outlive the daemon, `starter` starts the others
         where it can."""
-        self._instance = instance
-        self._run_dir = run_dir
-        self._host = host
+        self._instance, self._run_dir, self._host = instance, run_dir, host
         self._starter = starter
         self._commands = ContainerCommands(keeper, starter)
         self._client: docker.DockerClient | None = None
@@ -209,9 +207,8 @@ class DockerRuntime(Runtime):
 
     def _learn(self, container_id: ContainerID, docker_id: str, pid: int) -> RuncContainer:
         known = find_runc(docker_id, pid)
-        (self._run_dir / container_id).mkdir(
-            mode=0o700, parents=True, exist_ok=True
-        )  # for short-lived files of commands
+        # for short-lived files of commands
+        (self._run_dir / container_id).mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._lock:
             return self._known.setdefault(container_id, known)
 
@@ -384,9 +381,7 @@ def find_runc(docker_id: str, pid: int) -> RuncContainer:
     Source: containerd's runtime v2; `options.json` holds runc's root and program, the directory above is named after
     the namespace. Raises SandboxFailed when no state of runc is found: the engine uses another OCI runtime.
     """
-    candidates = [
-        (root / "moby", "runc") for root in (Path("/run/docker/runtime-runc"), Path("/var/run/docker/runtime-runc"))
-    ]
+    candidates = [(Path(root, "docker/runtime-runc/moby"), "runc") for root in ("/run", "/var/run")]
     try:
         status = Path(f"/proc/{pid}/status").read_text().splitlines()
         parent = next(line.split()[1] for line in status if line.startswith("PPid:"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 from snapshotd.errors import CommandNotFound, CommandNotRunnable, SandboxFailed, SnapshotdError
 
@@ -36,11 +37,11 @@ _NOT_RUNNABLE = (
 )
 
 
-def log_reason(log: bytes) -> str:
-    """The last error in a runc log (one JSON object per line), or all of its text if there is none. At most 500
-    characters."""
-    reason = ""
-    for line in log.decode("utf-8", "replace").splitlines():
+def log_reason(log: Path) -> str:
+    """The last error in a runc log (one JSON object per line), or all of its text if there is none; "" without the file. At
+    most 500 characters."""
+    reason, text = "", log.read_text("utf-8", "replace") if log.exists() else ""
+    for line in text.splitlines():
         try:
             entry = json.loads(line)
         except ValueError:
@@ -48,7 +49,7 @@ def log_reason(log: bytes) -> str:
             continue
         if isinstance(entry, dict) and entry.get("level") in ("error", "fatal"):
             reason = str(entry.get("msg", ""))
-    return shorten(reason or log.decode("utf-8", "replace"))
+    return shorten(reason or text)
 
 
 def shorten(text: str, limit: int = _MAX_REASON_CHARS) -> str:

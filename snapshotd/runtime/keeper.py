@@ -29,8 +29,6 @@ _ANSWER_DEADLINE_S = 30.0
 _END_DEADLINE_S = 10.0
 _BACKLOG = 1024
 
-Answer = tuple[dict[str, Any], list[int]]
-
 
 class KeeperClient:
     """See `base.Keeper`. Nothing is started before the first `run` or `hold`."""
@@ -42,8 +40,7 @@ class KeeperClient:
         `mounts_fd`: the mount namespace to live in. It must not be a daemon's own, whose mounts would outlive the
         daemon.
         """
-        self._path = socket_path
-        self._mounts_fd = mounts_fd
+        self._path, self._mounts_fd = socket_path, mounts_fd
         self._lock = threading.Lock()
         self._lifeline: socket.socket | None = None
         self._child_fd: int | None = None
@@ -102,14 +99,14 @@ class KeeperClient:
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
-    def _look(self, request: dict[str, Any]) -> Answer | None:
+    def _look(self, request: dict[str, Any]) -> keeper_main.Answer | None:
         """The answer; None when there is no keeper, it ends meanwhile, or has nothing under that key. SandboxFailed if
         it is stuck."""
         connection = self._connect(start=False)
         answer = None if connection is None else self._ask(connection, request, (), _ANSWER_DEADLINE_S)
         return None if answer is None or "none" in answer[0] else answer
 
-    def _must(self, request: dict[str, Any], fds: Sequence[int], timeout_s: float) -> Answer:
+    def _must(self, request: dict[str, Any], fds: Sequence[int], timeout_s: float) -> keeper_main.Answer:
         connection = self._connect(start=True)
         answer = None if connection is None else self._ask(connection, request, fds, timeout_s)
         if answer is None:
@@ -120,7 +117,7 @@ class KeeperClient:
 
     def _ask(
         self, connection: socket.socket, request: dict[str, Any], fds: Sequence[int], timeout_s: float
-    ) -> Answer | None:
+    ) -> keeper_main.Answer | None:
         """One request over a fresh connection. None when the keeper ends before it answers."""
         with connection:
             connection.settimeout(timeout_s)

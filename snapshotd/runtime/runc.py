@@ -244,10 +244,7 @@ class RuncRuntime(Runtime):
                 f"container {short(spec.id)} did not start within {_START_DEADLINE_S:.0f} s; is the machine overloaded?"
             )
         if code != 0:
-            reason = (
-                failure.log_reason(log.read_bytes() if log.exists() else b"")
-                or f"runc ended with code {code} and no reason"
-            )
+            reason = failure.log_reason(log) or f"runc ended with code {code} and no reason"
             raise SandboxFailed(f"container {short(spec.id)} could not be started: {reason}")
         if not wait_for_execve(pid, _START_DEADLINE_S) or poll_fd(pidfd, 0):
             raise SandboxFailed(

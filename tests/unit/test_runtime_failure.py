@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -75,22 +76,26 @@ def test_message_names_the_program_and_is_bounded() -> None:
     assert answer.message.isprintable()
 
 
-def test_log_reason_is_the_last_error() -> None:
+def test_log_reason_is_the_last_error(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert failure.log_reason(log) == ""
     lines = [
         {"level": "warning", "msg": "unimportant", "time": "2024-01-01T00:00:00Z"},
         {"level": "error", "msg": "first"},
         {"level": "error", "msg": "the\nreason"},
         {"level": "info", "msg": "after"},
     ]
-    assert failure.log_reason("\n".join(json.dumps(line) for line in lines).encode()) == "the reason"
+    log.write_text("\n".join(json.dumps(line) for line in lines))
+    assert failure.log_reason(log) == "the reason"
 
 
 @pytest.mark.parametrize(
     ("log", "reason"),
     [(b"", ""), (b"plain words", "plain words"), (b'[1]\n"x"\n', '[1] "x"'), (b"\xff\xfe", "\ufffd\ufffd")],
 )
-def test_log_reason_of_anything_else(log: bytes, reason: str) -> None:
-    assert failure.log_reason(log) == reason
+def test_log_reason_of_anything_else(tmp_path: Path, log: bytes, reason: str) -> None:
+    (tmp_path / "log").write_bytes(log)
+    assert failure.log_reason(tmp_path / "log") == reason
 
 
 def test_shorten_keeps_both_ends() -> None:
