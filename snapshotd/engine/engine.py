@@ -46,10 +46,11 @@ from snapshotd.engine.storing.archive_queue import Archive
 from snapshotd.engine.storing.cold import Cold
 from snapshotd.engine.storing.evict import Disposal
 from snapshotd.engine.storing.upkeep import Upkeep
-from snapshotd.errors import SnapshotdError
+from snapshotd.errors import SnapshotdError, UsageError
 from snapshotd.kernel.abilities import weaker
 from snapshotd.kernel.memory import available_bytes
 from snapshotd.layers.filesystem import release
+from snapshotd.types import TrajectoryID
 
 if TYPE_CHECKING:
     from snapshotd.engine.node.node import FleetNode
@@ -148,6 +149,13 @@ class Life:
     def node_facts(self) -> dict[str, Any] | None:
         """Facts about the node of a fleet that the daemon is: its state, lease and lag; None: it is alone."""
         return None if self._node is None else self._node.status()
+
+    def publish(self, trajectory: TrajectoryID) -> None:
+        """Return when every snapshot so far of a trajectory is published. UsageError: this daemon is no node of a fleet;
+        Conflict: it has snapshots here that are not published, and another node owns it by now; Unavailable: they cannot be yet."""
+        if self._node is None:
+            raise UsageError("this daemon publishes nothing: it is no node of a fleet (SNAPSHOTD_FLEET)")
+        self._node.publish(trajectory)
 
     def _durability(self) -> str:
         """`ok`, or the reason why snapshots cannot be taken or stored."""

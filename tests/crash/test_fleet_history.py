@@ -109,6 +109,16 @@ def test_another_node_has_the_files_and_the_log_and_forks_and_the_first_one_has_
         south.snapshot("feedfeedfeed")
 
 
+def test_a_caller_waits_until_other_nodes_can_read_a_snapshot_of_a_sandbox_that_runs(fleet: Fleet) -> None:
+    north, south = fleet.begin("north").client, fleet.begin("south").client
+    box = work(north, "one")
+    head = head_of(box)
+    north.flush(box.id, published=True)
+    assert published(fleet, head)
+    assert read(south, head) == "one\n"
+    south.flush(box.id, published=True)  # what it knows of the trajectory is published, by whomever
+
+
 def test_a_log_on_another_node_goes_on_and_a_tag_comes_with_it(fleet: Fleet) -> None:
     north, south = fleet.begin("north").client, fleet.begin("south").client
     box = work(north, "one")

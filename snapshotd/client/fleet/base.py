@@ -55,6 +55,10 @@ class KnownNodes(ABC):
         """True if other nodes than its home can get a snapshot."""
         return True
 
+    def publish(self, snapshot: SnapshotInfo, home: NodeID) -> None:
+        """Return when they can. Conflict, Unavailable."""
+        self.client(home).flush(snapshot.trajectory, published=True)
+
     def run(self, function: Callable[[Branch], R], branch: Branch, token: str | None) -> R:
         """The result of a function of a branch. Its error is raised. `token`: what it asks for is made once under this
         name. DaemonUnavailable: the place where it ran went away."""

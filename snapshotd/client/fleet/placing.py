@@ -11,7 +11,7 @@ from snapshotd.client.fleet.base import KnownNodes
 from snapshotd.client.results import SnapshotInfo
 from snapshotd.errors import Conflict, LimitExceeded, NotFound
 from snapshotd.fleet.base import NodeID
-from snapshotd.fleet.places import ForkBlock, ForkNeed, Roster
+from snapshotd.fleet.places import ForkBlock, ForkNeed, Roster, capacity
 
 _PLANS = "snapshotd/fleet"
 """Namespace of the plans, in the store of values of a snapshot's home node."""
@@ -35,9 +35,13 @@ class ForkPlaces:
         rooms = [room for room in self._nodes.rooms() if room.node not in without]
         if self._per_node is not None:
             rooms = [replace(room, starting=0, starting_most=self._per_node) for room in rooms]
-        need = replace(self._need, home=self.home, published=self._nodes.is_published(self.snapshot))
         if not rooms:
             raise LimitExceeded("no node of the fleet answers, so nothing can be forked: start their daemons")
+        need = replace(self._need, home=self.home, published=self._nodes.is_published(self.snapshot))
+        at_home = sum(capacity(room, need) for room in rooms if room.node == self.home)
+        if not need.published and at_home < count:
+            self._nodes.publish(self.snapshot, self.home)
+            need = replace(need, published=True)
         return Roster(rooms).place(
             need, count, lambda block: self._nodes.reserve(block, need.memory_bytes), random.Random()
         )

@@ -50,9 +50,11 @@ class VerbPart(Twofold):
                 self._check_here(f"the {name} {path}", remedy="do this there, or move files with `snapshotd cp`")
 
     @verb
-    async def flush(self, trajectory: str | None = None) -> None:
-        """Return when every snapshot so far (of one trajectory, or all) survives power loss."""
-        await self._transport.call(operations.FLUSH, query={"trajectory": trajectory})
+    async def flush(self, trajectory: str | None = None, *, published: bool = False) -> None:
+        """Return when every snapshot so far (of one trajectory, or all) survives power loss. `published`: of this one trajectory,
+        every other node of the fleet can fork it, too. UsageError: the daemon is no node of a fleet; Conflict: another node owns
+        the trajectory; Unavailable: the fleet's database or bucket does not answer."""
+        await self._transport.call(operations.FLUSH, query={"trajectory": trajectory, "published": published or None})
 
     @verb
     async def snapshot(self, ref: str) -> SnapshotInfo:

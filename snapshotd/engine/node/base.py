@@ -34,8 +34,8 @@ class Publisher(Protocol):
         """The number of snapshots that are captured and not published."""
 
     def publish(self, trajectory: TrajectoryID, timeout_s: float) -> None:
-        """Return when the head of a trajectory is published, with all before it. Its sandbox has ended. Unavailable:
-        that takes longer; Conflict: the trajectory was taken over."""
+        """Return when every snapshot so far of a trajectory is published. Unavailable: that takes longer; Conflict: the
+        trajectory was taken over."""
 
     def close(self) -> None:
         """Idempotent."""

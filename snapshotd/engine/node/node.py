@@ -68,6 +68,10 @@ class FleetNode:
         """Snapshots were stored."""
         self._publisher.hear_of_stored()
 
+    def publish(self, trajectory: TrajectoryID) -> None:
+        """Return when every snapshot so far of a trajectory is published. Conflict, Unavailable."""
+        self._publisher.publish(trajectory, PUBLISHED_S)
+
     def close(self) -> None:
         """Idempotent. The lease stays; it is closed by the wiring when every sandbox has ended."""
         with self._changed:

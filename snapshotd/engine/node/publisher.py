@@ -119,9 +119,10 @@ class NodePublisher(Publisher):
     def publish(self, trajectory: TrajectoryID, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         self._store_all()
+        last = max((one.seq for one in self._marks.unpublished(trajectory)), default=-1)
         self._list.add(trajectory)
         self.hear_of_stored()
-        while self._marks.count_unpublished(trajectory):
+        while self._marks.published(trajectory) < last:
             self._claims.claim(trajectory)
             with self._changed:
                 seen = self._rounds

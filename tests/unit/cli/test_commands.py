@@ -490,6 +490,7 @@ def test_wait_until_a_snapshot_is_stored(cli: Cli, box: str) -> None:
     assert cli("show", "--json", box).json["state"] == "stored"
     assert "--until stored waits for a snapshot" in cli("wait", "--until", "stored", box, "abcd").err
     assert cli("wait", "--until", "stored", "nobody").code == 125
+    assert "no node of a fleet" in cli("wait", "--until", "published", box).err
 
 
 def test_inspect_prints_whatever_is_named(cli: Cli, box: str) -> None:

@@ -27,7 +27,9 @@ from snapshotd.cli.waiting import state_of
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
 @click.argument("background", metavar="[COMMAND]", required=False, shell_complete=complete_command)
-@click.option("--until", type=click.Choice(["stored"]), help="Until a snapshot (of a trajectory: its head) is stored.")
+@click.option(
+    "--until", type=click.Choice(["stored", "published"]), help="Until a snapshot (of a trajectory: its head) is so."
+)
 @click.pass_context
 def command(ctx: click.Context, trajectory: str, background: str | None, until: str | None, as_json: bool) -> int:
     """Wait until a run, or a background command, has ended.
@@ -37,15 +39,15 @@ def command(ctx: click.Context, trajectory: str, background: str | None, until: 
     failed, no agent ever ran, or the exit code is not known. With --json: {"trajectory","exit_code","status"}, and of a
     command all that `snapshotd ps --json` says.
     With --until stored, TRAJECTORY may be a snapshot, and the exit code is 0 as soon as it survives power loss, and 1
-    if its files are lost or were pruned. With
-    --json: {"snapshot","state"}.
+    if its files are lost or were pruned. With --until published it is 0 as soon as the other nodes of the fleet can fork it,
+    too. With --json: {"snapshot","state"}.
     """
     client = connect(ctx)
     if until is not None:
         if background is not None:
-            refuse("--until stored waits for a snapshot, and a command is none; leave one of them out")
+            refuse(f"--until {until} waits for a snapshot, and a command is none; leave one of them out")
         snapshot = client.snapshot(trajectory)
-        client.flush(snapshot.trajectory)
+        client.flush(snapshot.trajectory, published=until == "published")
         state = state_of(client, snapshot.id)
         if as_json:
             print_json({"snapshot": snapshot.id, "state": state})

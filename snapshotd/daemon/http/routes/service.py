@@ -17,6 +17,7 @@ from snapshotd.api.wire import API_VERSION, check_ref
 from snapshotd.catalog.base import present_tenant
 from snapshotd.daemon.http.metrics import METRICS_TYPE, write_metrics
 from snapshotd.daemon.http.routes.shared import Service, ServiceDep, handles
+from snapshotd.errors import UsageError
 
 _FOR_TENANTS = ("daemon_version", "api_version", "mode", "weaker", "runtimes", "free_memory_bytes", "processor_count")
 
@@ -61,12 +62,20 @@ def metrics(service: ServiceDep) -> Response:
 
 
 @handles(operations.FLUSH)
-def flush(service: ServiceDep, trajectory: Annotated[str | None, Query()] = None) -> None:
+def flush(
+    service: ServiceDep,
+    trajectory: Annotated[str | None, Query()] = None,
+    published: Annotated[bool, Query(description="Of this trajectory of a fleet's node: also published.")] = False,
+) -> None:
     """Return when every snapshot so far is stored and its files are counted."""
     chosen = (
         None if trajectory is None else t.TrajectoryID(service.engine.snapshots.trajectory(check_ref(trajectory)).id)
     )
+    if published and chosen is None:
+        raise UsageError("`published` is of one trajectory: name it")
     service.engine.storage.flush(chosen)
+    if published and chosen is not None:
+        service.engine.life.publish(chosen)
 
 
 @handles(operations.SHUTDOWN)
