@@ -1,11 +1,14 @@
 """One program over several nodes: forks that run a command and are scored, and the bytes that a node pulls for one. As root:
 
-    python -m benchmarks.fleet_forks [--nodes 4] [--forks 1000] [--wave 64] [--files 200] [--json FILE]
+    python -m benchmarks.fleet_forks [--nodes 4] [--forks 1000] [--wave 64] [--files 200] [--database] [--json FILE]
 
 Each node is a daemon in a network namespace of its own, on a bridge of this machine, with TLS and a token. Its sandboxes are
 plain folders (tests/small_daemon.py), so what is measured is the fleet and not the isolation. Waves of `--wave` forks of
 one snapshot are made, each fork runs a command whose output is its score, and is removed. The same forks on one node alone are
 measured in the same run, before and after, and their mean is what the nodes are compared with.
+
+With `--database` the nodes are a fleet: they share a bucket (moto) and a PostgreSQL server (Debian's), room is reserved, and a node
+gets the snapshot from the bucket. Else the driver carries it to the nodes that it was given.
 
 All nodes share the processors of this machine, so the ratio says what the fleet costs, and not what more machines give.
 Bytes are those that came to a node's network interface: while forks were made (the snapshot), and while they worked.
@@ -28,6 +31,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from snapshotd.client import Branch, Fleet, Sandbox, Snapshotd
+from snapshotd.client.remote.logins import Login, save_login
+from snapshotd.repo.key import load_key
 
 SMALL_DAEMON = Path(__file__).parents[1] / "tests" / "small_daemon.py"
 MEMORY = 1 << 20
@@ -87,10 +92,16 @@ def bridge() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def node(bridge_name: str, number: int, folder: Path) -> Iterator[Node]:
+def node(bridge_name: str, number: int, folder: Path, shared: dict[str, str]) -> Iterator[Node]:
+    """`shared`: the environment that makes it one of a fleet; empty: it is alone."""
     name, host = f"{bridge_name}n{number}", f"10.213.0.{number + 10}"
     place = folder / str(number)
-    place.mkdir()
+    (place / "state" / "repo").mkdir(parents=True)
+    environment = {**os.environ, "SMALL_LISTEN": f"{host}:7676"}
+    if shared:
+        shutil.copy(folder / "key", place / "state" / "repo" / "key")
+        own = {"SNAPSHOTD_NODE": f"node-{number}", "SNAPSHOTD_NODE_ADDRESS": f"https://{host}:7676"}
+        environment |= {**shared, **own}
     run("ip", "netns", "add", name)
     try:
         outside = f"{bridge_name}v{number}"
@@ -113,9 +124,7 @@ def node(bridge_name: str, number: int, folder: Path) -> Iterator[Node]:
             str(place / "s.sock"),
         ]
         with (place / "log").open("wb") as log:
-            process = subprocess.Popen(
-                command, env={**os.environ, "SMALL_LISTEN": f"{host}:7676"}, stdout=log, stderr=log
-            )
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
             client = Snapshotd(place / "state", place / "s.sock", autostart=False)
             told = _status(client, process, place / "log")
@@ -126,6 +135,19 @@ def node(bridge_name: str, number: int, folder: Path) -> Iterator[Node]:
             process.wait(_START_S)
     finally:
         run("ip", "netns", "delete", name)
+
+
+@contextlib.contextmanager
+def services(folder: Path) -> Iterator[dict[str, str]]:
+    """A bucket and a database: the environment of a node that shares them."""
+    from tests.postgres_server import PostgresServer  # with the developers' extras
+    from tests.s3_service import make_bucket, running
+
+    load_key(folder)
+    with running("10.213.0.1") as endpoint, contextlib.closing(PostgresServer()) as server:
+        server.ask("CREATE DATABASE fleet")
+        store = f"s3://{make_bucket(endpoint)}?endpoint={endpoint}"
+        yield {"SNAPSHOTD_FLEET": server.url_of("fleet"), "SNAPSHOTD_STORE": store}
 
 
 def _status(client: Snapshotd, process: subprocess.Popen[bytes], log: Path) -> dict[str, str]:
@@ -146,7 +168,7 @@ def score(branch: Branch) -> int:
 def measure(fleet: Fleet, nodes: list[Node], task: Sandbox, forks: int, wave: int) -> Measured:
     """Forks of a snapshot, in waves that the nodes share evenly."""
     found = Measured(len(nodes))
-    snapshot, per_node = task.head(), -(-wave // len(nodes))
+    snapshot, per_node = task.head().id, -(-wave // len(nodes))
     while found.forks < forks:
         count = min(wave, forks - found.forks)
         before = sum(each.received() for each in nodes[1:])
@@ -167,17 +189,9 @@ def measure(fleet: Fleet, nodes: list[Node], task: Sandbox, forks: int, wave: in
     return found
 
 
-def fleet_of(nodes: list[Node]) -> Fleet:
-    from snapshotd.client.remote.logins import Login, save_login
-
-    for each in nodes:
-        save_login(each.address, Login(each.token, each.pin))
-    return Fleet.open([each.address for each in nodes])
-
-
-def prepared(fleet: Fleet, first: Node, files: int) -> Sandbox:
+def prepared(first: Node, files: int) -> Sandbox:
     """A task on the first node: so many files of 4 kB that nothing compresses."""
-    task = Sandbox.create(client=fleet.client(first.address))
+    task = Sandbox.create(client=first.client)
     task.files.write_many({f"d{number % 20}/f{number}": os.urandom(4096) for number in range(files)})
     return task
 
@@ -207,6 +221,7 @@ def main() -> int:
     parser.add_argument("--forks", type=int, default=1000)
     parser.add_argument("--wave", type=int, default=64)
     parser.add_argument("--files", type=int, default=200)
+    parser.add_argument("--database", action="store_true", help="a fleet over a bucket and PostgreSQL")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="fleet-forks-"))
@@ -214,16 +229,22 @@ def main() -> int:
     try:
         with contextlib.ExitStack() as opened:
             name = opened.enter_context(bridge())
-            nodes = [opened.enter_context(node(name, number, folder)) for number in range(given.nodes)]
-            one, all_ = (opened.enter_context(fleet_of(some)) for some in (nodes[:1], nodes))
-            task = prepared(all_, nodes[0], given.files)
+            shared = opened.enter_context(services(folder)) if given.database else {}
+            nodes = [opened.enter_context(node(name, number, folder, shared)) for number in range(given.nodes)]
+            for each in nodes:
+                save_login(each.address, Login(each.token, each.pin))
+            one = opened.enter_context(Fleet.open([nodes[0].address]))
+            all_ = opened.enter_context(
+                Fleet.open(shared["SNAPSHOTD_FLEET"] if shared else [each.address for each in nodes])
+            )
+            task = prepared(nodes[0], given.files)
             part = max(1, given.forks // 5)
             before = measure(one, nodes[:1], task, part, given.wave)
-            shared = measure(all_, nodes, task, given.forks, given.wave)
+            together = measure(all_, nodes, task, given.forks, given.wave)
             after = measure(one, nodes[:1], task, part, given.wave)
-            print(report([before, after], shared, given.files))
+            print(report([before, after], together, given.files))
             if given.json:
-                given.json.write_text(json.dumps([asdict(each) for each in (before, shared, after)], indent=1))
+                given.json.write_text(json.dumps([asdict(each) for each in (before, together, after)], indent=1))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return 0

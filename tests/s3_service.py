@@ -19,7 +19,7 @@ def answer_alone(*request):
     with one:
         return answer(*request)
 DomainDispatcherApplication.__call__ = answer_alone
-server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server = ThreadedMotoServer(sys.argv[1], 0, verbose=False)
 server.start()
 print(server.get_host_and_port()[1], flush=True)
 sys.stdin.read()
@@ -29,8 +29,8 @@ a conditional put of S3 is atomic."""
 
 
 @contextmanager
-def running() -> Iterator[str]:
-    """The address of a service, with credentials for it in the environment."""
+def running(host: str = "127.0.0.1") -> Iterator[str]:
+    """The address of a service at an address of this machine, with credentials for it in the environment."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (
             ("AWS_ACCESS_KEY_ID", "test"),
@@ -38,13 +38,13 @@ def running() -> Iterator[str]:
             ("AWS_DEFAULT_REGION", "us-east-1"),
         ):
             patch.setenv(name, value)
-        command = [sys.executable, "-c", _CODE]
+        command = [sys.executable, "-c", _CODE, host]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         ) as server:
             assert server.stdout is not None
             try:
-                yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+                yield f"http://{host}:{int(server.stdout.readline())}"
             finally:
                 server.kill()
 

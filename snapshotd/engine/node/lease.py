@@ -82,6 +82,8 @@ class LeaseKeeper:
         self._changed, self._state = threading.Condition(), _State()
         self._seen: dict[NodeID, Sighting] = {}
         self._wake, self._closing = threading.Event(), threading.Event()
+        self._due = False
+        """The lease is to be renewed at once."""
         self._threads: list[threading.Thread] = []
 
     # -- life ----------------------------------------------------------------------------------------------------------
@@ -111,8 +113,9 @@ class LeaseKeeper:
             thread.join()
         self._watchdog.close()
 
-    def hurry(self) -> None:
-        """There is something new to tell the database."""
+    def hurry(self, *, renew: bool = False) -> None:
+        """There is something new to tell the database; with `renew`, the node's room."""
+        self._due |= renew
         self._wake.set()
 
     # -- questions -----------------------------------------------------------------------------------------------------
@@ -176,7 +179,7 @@ class LeaseKeeper:
     def _keep(self, listener: LeaseListener) -> None:
         state = self._state
         while not self._closing.is_set() and not state.replaced:
-            began_ns = now_ns()
+            began_ns, self._due = now_ns(), False
             try:
                 self._ask(listener)
                 listener.tell_new()
@@ -201,6 +204,8 @@ class LeaseKeeper:
             if not self._wake.wait(left_ns / SECOND_NS) or self._closing.is_set() or self._state.held is None:
                 return
             self._wake.clear()
+            if self._due:
+                return
             try:
                 listener.tell_new()
             except SnapshotdError as exc:

@@ -54,8 +54,9 @@ class NodeRights(Ownership):
         self._parts: NodeParts | None = None
 
     def attend(self, parts: NodeParts) -> None:
-        """The daemon's other parts are there."""
+        """The daemon's other parts are there, so the fleet is told of its room."""
         self._parts = parts
+        self.lease.hurry(renew=True)
 
     # -- the engine's questions ----------------------------------------------------------------------------------------
 
