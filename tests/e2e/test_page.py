@@ -362,6 +362,7 @@ def test_a_list_says_where_each_of_its_rows_is(own_snap: Snap, person: Person, n
         own_snap("exec", name, "--", "true")
     person.opens(name)
     calls = person.page.get_by_role("listbox", name="Calls").get_by_role("option")
+    calls.nth(2).wait_for()
     assert [(one.get_attribute("aria-posinset"), one.get_attribute("aria-setsize")) for one in calls.all()] == [
         ("1", "3"),
         ("2", "3"),

@@ -70,6 +70,23 @@ def test_a_reason_is_given_once(own_snap: Snap, asked: Person) -> None:
     assert [one["reason"] for one in decided if one["reason"]] == ["not this one"]
 
 
+def test_a_decision_whose_end_is_late_leaves_the_next_one_alone(asked: Person) -> None:
+    page, held = asked.page, []
+    page.route("**/overview", lambda route: held.append(route))
+    _decides(asked, "Approve")
+    asked.sees('"amount": 1', ".given")
+    asked.clicks("Approve…")
+    page.locator(".confirm").wait_for()
+    while not held:
+        page.wait_for_timeout(20)
+    with page.expect_response("**/approvals"):
+        for route in held:
+            route.continue_()
+    page.unroute("**/overview")
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert page.locator(".confirm").is_visible()
+
+
 def test_arguments_of_any_length_are_shown(own_snap: Snap, person: Person, tmp_path: Path) -> None:
     (tmp_path / "many.py").write_text(
         "from snapshotd.agent import tool\n"

@@ -32,12 +32,13 @@ export const Approvals = view(() => {
     try {
       const body = { reason: reason.value || null, ...(step.value === "approve" && edited.value !== null ? { arguments: parse(edited.value) } : {}) };
       await send("POST", at`/approvals/${one.id}/${step.value}`, body);
-      chosen.value = "";
       say(step.value === "approve" ? `${one.name} runs` : `${one.name} is refused`);
+      forget(), (chosen.value = "");
     } catch (error) {
       say(error);
     }
     await refresh();
+    if (chosen.value !== one.id) return;  // by now the person may decide about another one
     step.value = "";
     if (!waiting.value.some(({ id }) => id === one.id)) forget();
   }
