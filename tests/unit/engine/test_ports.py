@@ -21,7 +21,7 @@ class Box:
     still holds that process when it is looked at."""
 
     def __init__(self, lives: int, closes: bool = False) -> None:
-        self.trajectory: Any = SimpleNamespace(id="t" * 32, name="box")
+        self.trajectory: Any = SimpleNamespace(id="t" * 32, name="box", shown_name="box")
         self.container = SimpleNamespace(pid=os.getpid())
         self.isolated = True
         self.cgroup = self

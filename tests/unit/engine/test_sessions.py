@@ -14,6 +14,7 @@ import pytest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.config import Config
 from snapshotd.engine.base import SandboxRequest
+from snapshotd.engine.ownership import ALONE
 from snapshotd.engine.runs import launched, sessions
 from snapshotd.engine.runs.forks import fork_agent
 from snapshotd.engine.runs.resume import Resumes
@@ -55,6 +56,7 @@ class World:
             secrecy=SimpleNamespace(of=lambda _: None),
             spool=None,
             config=Config(),
+            ownership=ALONE,
             state_dir=directory,
         )
         rest: Any = SimpleNamespace(
@@ -254,7 +256,7 @@ def test_who_resumes_while_another_does_stops_nothing(world: World, monkeypatch:
     uses."""
     catalog, name = world.catalog, world.trajectory.id
     catalog.set_began(name, world.first.id)
-    resumes = Resumes(cast(Any, SimpleNamespace(catalog=catalog)), world.sessions)
+    resumes = Resumes(cast(Any, SimpleNamespace(catalog=catalog, ownership=ALONE)), world.sessions)
     refused: list[Conflict] = []
     starting, asked = world.sessions.starting, threading.Event()
 
