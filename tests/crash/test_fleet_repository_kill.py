@@ -1,4 +1,4 @@
-"""A node of a fleet that dies at each step of a publication, a merge and a collection, over a real S3 service: nothing
+"""A node of a fleet that dies at each step of a publication, a merge and a collection, over a folder or a real S3 service: nothing
 that was published is lost, and a second node collects meanwhile."""
 
 from __future__ import annotations
@@ -32,8 +32,13 @@ def endpoint() -> Iterator[str]:
         yield address
 
 
-@pytest.fixture
-def url(endpoint: str) -> str:
+@pytest.fixture(
+    params=["file", pytest.param("s3", marks=pytest.mark.long)]
+)  # contract/test_fleet_repository.py is over S3
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "file":
+        return (tmp_path / "bucket").as_uri()
+    endpoint = request.getfixturevalue("endpoint")
     return f"s3://{s3_service.make_bucket(endpoint)}?endpoint={endpoint}"
 
 
