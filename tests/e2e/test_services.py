@@ -85,7 +85,20 @@ def test_a_server_comes_back(own_snap: Snap, runtime: str) -> None:
 @pytest.mark.runc
 def test_a_rewind_says_at_once_which_did_not_come_back(own_snap: Snap) -> None:
     box, _ = own_snap.create("--runtime", "runc")
-    own_snap("exec", "--detach", "--service", "web", "--ready", "test ! -e broken", box, "--", "sleep", "1000")
+    own_snap(
+        "exec",
+        "--detach",
+        "--service",
+        "web",
+        "--ready",
+        "test ! -e broken",
+        "--ready-timeout",
+        "2",
+        box,
+        "--",
+        "sleep",
+        "1000",
+    )
     whole = own_snap.json("log", box)[-1]["id"]
     own_snap("exec", box, "--", "touch", "broken")
     broken = own_snap.json("log", box)[-1]["id"]
