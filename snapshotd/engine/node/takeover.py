@@ -117,6 +117,7 @@ class NodeTakeover(Takeover, OtherCatalogs):
                     "start it again from what it was forked from"
                 ) from None
             raise
+        self._marks.set_foreign(trajectory, foreign=True)  # claimed already, and not whole before its rows are here
         self._bring(head)
         self._marks.set_foreign(trajectory, foreign=False)
 
