@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,6 +62,13 @@ class Fleet:
     def close(self) -> None:
         for daemon in self.nodes.values():
             daemon.close()
+
+
+@contextmanager
+def own_fleet(directory: Path) -> Iterator[Fleet]:
+    """A fleet over a PostgreSQL server of its own."""
+    with closing(PostgresServer()) as server, closing(Fleet(server, directory)) as made:
+        yield made
 
 
 def await_that(look: Callable[[], T], what: str, deadline_s: float = DEADLINE_S) -> T:

@@ -14,8 +14,7 @@ import pytest
 
 from snapshotd.client import Sandbox
 from snapshotd.errors import Conflict, SnapshotdError, Unavailable
-from tests.node_rig import TERMS_MS, Fleet, await_that
-from tests.postgres_server import PostgresServer
+from tests.node_rig import TERMS_MS, Fleet, await_that, own_fleet
 
 TICKS = "i=0; while :; do i=$((i+1)); echo $i > {}; sleep 0.02; done"
 
@@ -37,15 +36,8 @@ def world() -> Iterator[Path]:
 
 @pytest.fixture
 def fleet(short_dir: Path) -> Iterator[Fleet]:
-    server = PostgresServer()
-    made = Fleet(server, short_dir)
-    try:
+    with own_fleet(short_dir) as made:
         yield made
-    finally:
-        try:
-            made.close()
-        finally:
-            server.close()
 
 
 def ticking(box: Sandbox, directory: Path) -> Callable[[], str]:

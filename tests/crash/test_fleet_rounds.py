@@ -18,8 +18,7 @@ from snapshotd.client import Sandbox
 from snapshotd.client.client import Snapshotd
 from snapshotd.errors import Conflict, SnapshotdError, Undecided, UsageError
 from tests import long
-from tests.node_rig import TERMS_MS, Fleet, await_that
-from tests.postgres_server import PostgresServer
+from tests.node_rig import TERMS_MS, Fleet, await_that, own_fleet
 
 EVENTS = 5
 BRANCHED = """
@@ -34,16 +33,8 @@ JOIN snapshotd.snapshots h ON h.pk = t.head WHERE o.head IS DISTINCT FROM h.id
 
 @pytest.fixture
 def fleet() -> Iterator[Fleet]:
-    with tempfile.TemporaryDirectory(prefix="node-") as name:
-        server = PostgresServer()
-        made = Fleet(server, Path(name))
-        try:
-            yield made
-        finally:
-            try:
-                made.close()
-            finally:
-                server.close()
+    with tempfile.TemporaryDirectory(prefix="node-") as name, own_fleet(Path(name)) as made:
+        yield made
 
 
 @pytest.fixture
