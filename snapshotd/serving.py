@@ -18,6 +18,10 @@ from snapshotd.errors import Conflict
 LOOPBACK = "127.0.0.1"
 HEAD_S = 10.0
 """Time for the head of a request, which anybody who can connect may send."""
+IDLE_S, IDLE_CROWDED_S = 360, 5
+"""Time for which a connection without a request stays open: longer than a client keeps one for its next request (E2B's:
+300 s), since a request that crosses the server's end of the connection is lost. With more than `CROWD` of them, the second."""
+CROWD = 1024
 _BACKLOG = 1024
 
 
@@ -47,7 +51,7 @@ def listen_on(port: int, host: str = LOOPBACK) -> socket.socket:
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn's HTTP protocol that bounds the head of a request: h11 its size, this its time."""
+    """uvicorn's HTTP protocol that bounds the head of a request (h11 its size, this its time) and the time between two."""
 
     _deadline: asyncio.TimerHandle | None = None
 
@@ -65,6 +69,10 @@ class BoundedProtocol(H11Protocol):
             self._end_head()
         elif self._deadline is None:
             self._begin_head()
+
+    def on_response_complete(self) -> None:
+        self.timeout_keep_alive = IDLE_CROWDED_S if len(self.connections) > CROWD else IDLE_S
+        super().on_response_complete()
 
     def _begin_head(self) -> None:
         self._deadline = self.loop.call_later(HEAD_S, self.transport.abort)
