@@ -22,9 +22,9 @@ DEADLINE_S = 30.0
 class Fleet:
     """A fleet of a test's own, below a short directory."""
 
-    def __init__(self, server: PostgresServer, directory: Path, name: str = "fleet") -> None:
-        self.server, self.directory, self.database = server, directory, name
-        server.ask(f"CREATE DATABASE {name}")
+    def __init__(self, server: PostgresServer, directory: Path, name: str = "fleet", user: str = "postgres") -> None:
+        self.server, self.directory, self.database, self._user = server, directory, name, user
+        server.ask(f"CREATE DATABASE {name} OWNER {user}")
         self.nodes: dict[str, Daemon] = {}
         self.store = (directory / "store").as_uri()
         load_key(directory)
@@ -32,13 +32,13 @@ class Fleet:
 
     @property
     def url(self) -> str:
-        return self.server.url_of(self.database)
+        return self.server.url_of(self.database, self._user)
 
-    def begin(self, node: str, **environment: str) -> Daemon:
-        """Start a node, or the next daemon of one."""
+    def begin(self, node: str, *, key: Path | None = None, **environment: str) -> Daemon:
+        """Start a node, or the next daemon of one. `key`: a copy of the fleet's."""
         home = self.directory / node
         (home / "state" / "repo").mkdir(parents=True, exist_ok=True)
-        shutil.copy(self._key, home / "state" / "repo" / "key")
+        shutil.copy(key or self._key, home / "state" / "repo" / "key")
         self.nodes[node] = start(
             home / "state",
             home / "s",

@@ -35,8 +35,8 @@ class PostgresServer:
     def url(self) -> str:
         return self.url_of("postgres")
 
-    def url_of(self, database: str) -> str:
-        return f"postgresql://postgres@/{database}?host={self.folder}&port={self.port}"
+    def url_of(self, database: str, user: str = "postgres") -> str:
+        return f"postgresql://{user}@/{database}?host={self.folder}&port={self.port}"
 
     def start(self) -> None:
         settings = {

@@ -175,8 +175,9 @@ class FleetNode:
     def _hand_over_one(self, trajectory: TrajectoryID) -> None:
         try:
             record = self._catalog.get_trajectory(trajectory)
-        except NotFound:
-            return  # removed here; its row stays, which hurts nobody
+        except NotFound:  # removed here, or of a state directory that was lost
+            self._rights.hand_over(trajectory)
+            return
         self._wait_for_step_end(trajectory)
         self._sessions.stop(record)
         if (

@@ -112,7 +112,7 @@ class NodeRights(Ownership):
                 self._incomplete.discard(trajectory)
 
     def note_incomplete(self, trajectories: Iterable[TrajectoryID]) -> None:
-        """These were taken over by an earlier daemon, which was killed before their histories were here."""
+        """The histories of these are not here: an earlier daemon took them over and was killed, or the state directory is new."""
         with self._lock:
             self._incomplete.update(trajectories)
 
@@ -196,8 +196,12 @@ class NodeRights(Ownership):
             self._lost += [one for one, claim in self._claims.items() if owned.get(one) != claim]
             self._claims = owned
             lost = list(self._lost)
-        unknown = [one for one in self._local() if one not in owned] if first else lost
-        self._own(unknown)
+        if not first:
+            self._own(lost)
+            return
+        local = set(self._local())
+        self.note_incomplete(owned.keys() - local)  # this state directory is an empty one: the node's disk was lost
+        self._own([one for one in local if one not in owned])
 
     def tell_new(self) -> None:
         """See `LeaseListener`."""
