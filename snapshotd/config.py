@@ -244,6 +244,14 @@ class Config:
     node_starting: int = _count(
         "SNAPSHOTD_NODE_STARTING", 64, "64", "Sandboxes that may be starting on the node at once.", 1, 65536
     )
+    node_cache_bytes: int | None = _count(
+        "SNAPSHOTD_NODE_CACHE",
+        None,
+        "a tenth of the state directory's file system",
+        "Bytes of disk that may keep parts of the fleet's packs ([fleet](fleet.md#a-nodes-disk-is-a-cache)). 0: none.",
+        0,
+        _BYTES_MOST,
+    )
     image_builds: str = _text(
         "SNAPSHOTD_IMAGE_BUILDS",
         "/var/cache/snapshotd/images",

@@ -42,6 +42,8 @@ class UsageInfo(ApiRecord):
     states: dict[str, int]
     unarchived: int
     """Captured snapshots that are not stored yet."""
+    cache_bytes: int = 0
+    cache_budget_bytes: int = 0
 
 
 @record(frozen=True)

@@ -26,12 +26,15 @@ from snapshotd.store.open import open_store
 
 if TYPE_CHECKING:
     from snapshotd.layers.store import LayerStore
+    from snapshotd.repo.fleet.blocks import DiskBlocks
+    from snapshotd.store.base import Store
 
 
 @dataclass(frozen=True, slots=True)
 class StatePlaces:
     """The places of one daemon's state. `store_url`: of the packs. `marks`: what overlayfs's marks in layers begin with.
-    `node`: the daemon's name in a fleet, whose bucket has the packs then; empty: it is alone."""
+    `node`: the daemon's name in a fleet, whose bucket has the packs then; empty: it is alone. `cache_bytes`: disk that may
+    keep parts of the bucket's packs; negative: the default."""
 
     state_dir: Path
     layers_root: Path
@@ -39,6 +42,7 @@ class StatePlaces:
     store_url: str
     marks: str = TRUSTED.prefix.decode()
     node: str = ""
+    cache_bytes: int = -1
 
     @property
     def repo_dir(self) -> Path:
@@ -56,13 +60,28 @@ class StatePlaces:
         return [sys.executable, "-m", "snapshotd.daemon.children", role, *map(str, asdict(self).values())]
 
 
+def open_blocks(places: StatePlaces, key: bytes) -> DiskBlocks:
+    """The parts of the fleet's packs that this node's disk keeps."""
+    from snapshotd.repo.fleet.blocks import DiskBlocks
+
+    return DiskBlocks(places.repo_dir / "cache", key, None if places.cache_bytes < 0 else places.cache_bytes)
+
+
+def open_bucket(places: StatePlaces, key: bytes) -> Store:
+    """The fleet's bucket, behind this node's disk."""
+    from snapshotd.repo.fleet.cached import CachedStore
+
+    store = open_store(places.store_url)
+    return CachedStore(store, open_blocks(places, key)) if places.cache_bytes else store
+
+
 def open_repository(places: StatePlaces) -> PackReader:
     """The repository for reading."""
     if places.node:
         from snapshotd.repo.fleet.reading import open_reader
 
         index, key = places.repo_dir / "index.db", load_key(places.repo_dir)
-        return open_reader(open_store(places.store_url), places.node, index, key)
+        return open_reader(open_bucket(places, key), places.node, index, key)
     return PackReader(open_store(places.store_url), places.repo_dir / "index.db", load_key(places.repo_dir))
 
 
@@ -75,17 +94,19 @@ def _archive(places: StatePlaces, _: list[str]) -> None:
     memory.keep_freed()
     memory.collect_rarely()
     index, key = places.repo_dir / "index.db", load_key(places.repo_dir)
-    store, pack = open_store(places.store_url), places.command("pack")
+    pack = places.command("pack")
     layers, spool = places.open_layers(), FileSpool(places.repo_dir, owner=False)
     if places.node:
         from snapshotd.repo.fleet.base import ToldPeers
         from snapshotd.repo.fleet.maintenance import FleetMaintenance
 
         peers = ToldPeers()
-        shared = FleetMaintenance(store, places.node, peers, index, key, pack)
+        shared = FleetMaintenance(open_bucket(places, key), places.node, peers, index, key, pack)
         child.serve(archiver.SharedArchiverService(shared, layers, spool, peers.tell))
     else:
-        child.serve(archiver.ArchiverService(PackMaintenance(store, index, key, pack), layers, spool))
+        child.serve(
+            archiver.ArchiverService(PackMaintenance(open_store(places.store_url), index, key, pack), layers, spool)
+        )
 
 
 def _pack(places: StatePlaces, _: list[str]) -> None:
@@ -124,8 +145,9 @@ _ROLES: dict[str, Callable[[StatePlaces, list[str]], None]] = {
 
 
 def main(arguments: list[str]) -> None:
-    role, state_dir, layers_root, layers_kind, store_url, marks, node, *rest = arguments
-    _ROLES[role](StatePlaces(Path(state_dir), Path(layers_root), layers_kind, store_url, marks, node), rest)
+    role, state_dir, layers_root, layers_kind, store_url, marks, node, cache_bytes, *rest = arguments
+    places = StatePlaces(Path(state_dir), Path(layers_root), layers_kind, store_url, marks, node, int(cache_bytes))
+    _ROLES[role](places, rest)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.postgres.catalog import open_database
 from snapshotd.catalog.sql import SqlCatalog
 from snapshotd.config import Config, node_of
-from snapshotd.daemon.children import StatePlaces
+from snapshotd.daemon.children import StatePlaces, open_blocks
 from snapshotd.engine.context import Context
 from snapshotd.engine.node.lease import LeaseKeeper, NodeFacts
 from snapshotd.engine.node.marks import PublishedMarks
@@ -30,6 +30,7 @@ from snapshotd.fleet.base import LeaseTerms, NodeID
 from snapshotd.fleet.coordination import PostgresCoordination
 from snapshotd.fleet.repository import PublishedSegments
 from snapshotd.fleet.tables import FleetTables
+from snapshotd.repo.fleet.blocks import DiskBlocks
 from snapshotd.repo.fleet.reading import prepare
 from snapshotd.repo.key import load_key
 from snapshotd.store.open import open_store
@@ -60,9 +61,9 @@ def open_rights(config: Config, run_dir: Path, state_inode: str, local: Callable
     return rights
 
 
-def prepare_repository(catalog: Catalog, places: StatePlaces) -> None:
-    """Before anything opens the repository of a node. UsageError: the state directory was another node's, or a daemon's that
-    was alone; NotPermitted: its key is not the fleet's; OSError."""
+def prepare_repository(catalog: Catalog, places: StatePlaces) -> DiskBlocks:
+    """Before anything opens the repository of a node. Returns what its disk keeps of the packs. UsageError: the state directory
+    was another node's, or a daemon's that was alone; NotPermitted: its key is not the fleet's; OSError."""
     known = catalog.get_meta(_NODE)
     if known is None and catalog.trajectories():
         raise UsageError(
@@ -73,10 +74,14 @@ def prepare_repository(catalog: Catalog, places: StatePlaces) -> None:
         raise UsageError(
             f"the state directory {places.state_dir} is that of node {known} and not of {places.node}: set SNAPSHOTD_NODE={known}"
         )
+    key = load_key(places.repo_dir)
     with closing(open_store(places.store_url)) as bucket:
-        prepare(bucket, places.node, places.repo_dir / "index.db", load_key(places.repo_dir))
+        prepare(bucket, places.node, places.repo_dir / "index.db", key)
     if known is None:
         catalog.set_meta(_NODE, places.node)
+    blocks = open_blocks(places, key)
+    blocks.recount()
+    return blocks
 
 
 def open_history(

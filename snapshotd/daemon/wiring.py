@@ -173,7 +173,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
         spool = FileSpool(state_dir / "repo")
         rights: NodeRights | None = None
         if config.fleet:
-            from snapshotd.daemon.joining import open_rights  # few daemons are nodes
+            from snapshotd.daemon.joining import open_rights, prepare_repository  # few daemons are nodes
 
             rights = open_rights(
                 config, run_dir, inode_of(state_dir), lambda: [one.id for one in catalog.trajectories()]
@@ -186,11 +186,11 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
             _store_url(config, catalog),
             store.marks.prefix.decode(),
             "" if rights is None else rights.lease.facts.node,
+            -1 if config.node_cache_bytes is None else config.node_cache_bytes,
         )
-        if rights is not None:
-            from snapshotd.daemon.joining import prepare_repository
-
-            prepare_repository(catalog, places)
+        cache = None if rights is None else prepare_repository(catalog, places)
+        if cache is not None:
+            opened.callback(cache.close)
         context = Context(
             config=config,
             state_dir=state_dir,
@@ -209,6 +209,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
             keeper=keeper,
             child=places.command,
             ownership=rights or ALONE,
+            cache=cache,
             mode=mode,
             no_isolation=no_isolation,
         )
@@ -265,7 +266,7 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker, rights: 
         worker,
         context.keeper,
         *context.runtimes.values(),
-        *(() if rights is None else (rights.lease,)),
+        *(part for part in (rights and rights.lease, context.cache) if part),
     )
     node: FleetNode | None = None
     if rights is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from snapshotd.catalog.base import Catalog, present_tenant
 from snapshotd.config import Config
@@ -34,6 +35,19 @@ from snapshotd.types import (
 )
 
 
+class PackCache(Protocol):
+    """The parts of the fleet's packs that a node's disk keeps (repo/fleet/blocks.py)."""
+
+    budget_bytes: int
+
+    def used_bytes(self) -> int: ...
+
+    def give_room(self) -> None:
+        """Remove some of it where others have filled the disk."""
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """`state_dir` is durable; `run_dir` (below /run, searchable by everyone) holds sockets and is empty after a boot.
@@ -60,6 +74,8 @@ class Context:
     """The command line of a child process of this state directory, by its role (daemon/children.py)."""
     ownership: Ownership = ALONE
     """The daemon's right to act for its trajectories."""
+    cache: PackCache | None = None
+    """None: the packs lie on this machine, or nothing is kept of them."""
     mode: Mode = Mode.PIVOT
     no_isolation: str = ""
     """The reason why only sandboxes that are asked to be without isolation can run; empty: others can, or the settings

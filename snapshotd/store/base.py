@@ -50,6 +50,11 @@ class Store(ABC):
     def delete(self, key: str) -> None:
         """Remove a value. Not an error when it is missing. Durable on return."""
 
+    def forget(self, key: str) -> bool:
+        """A reader found the bytes of a value wrong: drop what is kept of it on this machine. False if nothing was, so that
+        reading again is of no use."""
+        return False
+
     def remove_leftovers(self) -> None:  # noqa: B027 - most media leave nothing
         """Remove halves of values whose writing process died. Opening a store does this too, but a process that was
         killed shortly before may still be ending then."""

@@ -19,6 +19,8 @@ import pytest
 from snapshotd.errors import Conflict, DataLoss, NotFound, OutOfSpace
 from snapshotd.kernel import files
 from snapshotd.repo.base import Roots
+from snapshotd.repo.fleet.blocks import DiskBlocks
+from snapshotd.repo.fleet.cached import CachedStore
 from snapshotd.repo.upkeep.maintenance import PackMaintenance
 from snapshotd.store.base import Store
 from snapshotd.store.local import LocalStore
@@ -49,6 +51,8 @@ def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         store = LocalStore(tmp_path / "store")
     elif request.param == "memory":
         store = MemoryStore()
+    elif request.param == "cached":
+        store = CachedStore(MemoryStore(), DiskBlocks(tmp_path / "cache", bytes(32), 1 << 30))
     else:
         endpoint, bucket = request.getfixturevalue("s3_bucket")
         store = S3Store(bucket, f"some/Prefix{os.urandom(6).hex()}", endpoint=endpoint, page_keys=7)
@@ -66,7 +70,7 @@ def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
             id=f"{store}-{'wrapped' if wrapped else 'bare'}",
             marks=[pytest.mark.long] if wrapped and store == "s3" else [],
         )
-        for store in ("local", "memory", "s3")
+        for store in ("local", "memory", "cached", "s3")
         for wrapped in (False, True)
     ],
     indirect=["bare"],

@@ -12,7 +12,7 @@ import pytest
 from snapshotd import failpoints
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.sandbox import Sandbox
-from snapshotd.errors import Conflict, NotFound, Unavailable
+from snapshotd.errors import Conflict, DataLoss, NotFound, Unavailable
 from tests.node_rig import Fleet, await_that
 from tests.postgres_server import PostgresServer
 from tests.unit.daemon.process import Daemon
@@ -222,3 +222,26 @@ def test_a_trajectory_whose_node_died_goes_on_elsewhere_and_the_rest_becomes_a_s
     assert south.snapshot(lost).trajectory == side
     assert line(south, side) == [lost]
     assert line(north, made.id) == line(south, made.id)
+
+
+def test_a_node_reads_what_it_has_read_from_its_disk_after_a_kill_too(fleet: Fleet) -> None:
+    north = fleet.begin("north").client
+    south = fleet.begin("south")
+    head = head_of(work(north, "one"))
+    wait_published(fleet, head)
+    assert read(south.client, head) == "one\n"
+    usage = south.client.usage()
+    assert 0 < usage.cache_bytes <= usage.cache_budget_bytes
+    packs = list((fleet.directory / "store").glob("nodes/north/packs/*/*"))
+    for pack in packs:
+        pack.rename(pack.with_suffix(".away"))
+    assert packs
+    south = restart(fleet, south, "south")
+    assert read(south.client, head) == "one\n"
+    south = restart(fleet, south, "south", SNAPSHOTD_NODE_CACHE="0")
+    assert south.client.usage().cache_bytes == 0
+    with pytest.raises(DataLoss):
+        read(south.client, head)
+    for pack in packs:
+        pack.with_suffix(".away").rename(pack)
+    assert read(south.client, head) == "one\n"

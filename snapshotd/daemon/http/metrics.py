@@ -29,6 +29,8 @@ def write_metrics(stats: StatsInfo, version: str) -> str:
         _plain("layer_budget_bytes", "Disk that layers of stored snapshots may use.", usage.layer_budget_bytes),
         _plain("repository_bytes", "Disk use of the repository.", usage.repository_bytes),
         _plain("spool_bytes", "Disk use of outputs that are not stored yet.", usage.spool_bytes),
+        _plain("cache_bytes", "Disk use of the parts of packs that a node of a fleet keeps.", usage.cache_bytes),
+        _plain("cache_budget_bytes", "Disk that those may use.", usage.cache_budget_bytes),
         _family(
             "snapshots",
             "gauge",

@@ -259,6 +259,8 @@ WORDS: dict[str, tuple[str, str]] = {
     "unarchived": ("count", "How many snapshots wait to be stored"),
     "layer_bytes": ("count", "Disk use of layers"),
     "layer_budget_bytes": ("count", "Most that layers of stored snapshots may use"),
+    "cache_bytes": ("count", "Disk use of the parts of packs that a node of a fleet keeps"),
+    "cache_budget_bytes": ("count", "Most that those may use"),
     "repository_bytes": ("count", "Disk use of the repository"),
     "spool_bytes": ("count", "Disk use of outputs that are not stored yet"),
     "freed_bytes": ("count", "Disk use that is gone"),

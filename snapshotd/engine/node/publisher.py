@@ -170,6 +170,8 @@ class NodePublisher(Publisher):
             while not self._closed and self._publish_some():
                 pass
             self.merge()
+            if self._context.cache is not None:
+                self._context.cache.give_room()
         except SnapshotdError as exc:
             failure = exc
         except OSError as exc:

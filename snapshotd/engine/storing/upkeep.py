@@ -316,6 +316,8 @@ class Upkeep:
             spool_bytes=_directory_bytes(str(context.state_dir / "repo" / "blobs")),
             states={state.value: count for state, count in states.items()},
             unarchived=states[SnapshotState.CAPTURED],
+            cache_bytes=0 if context.cache is None else context.cache.used_bytes(),
+            cache_budget_bytes=0 if context.cache is None else context.cache.budget_bytes,
         )
 
 

@@ -887,6 +887,8 @@ declare namespace Api {
   }
 
   interface UsageInfo {
+    cache_budget_bytes: number;
+    cache_bytes: number;
     layer_budget_bytes: number;
     layer_bytes: number;
     repository_bytes: number;

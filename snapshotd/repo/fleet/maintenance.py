@@ -12,7 +12,7 @@ from snapshotd.repo.fleet.base import GRACE_S, Peers, check_key, checked_node
 from snapshotd.repo.fleet.garbage import Garbage
 from snapshotd.repo.fleet.index import FleetIndex
 from snapshotd.repo.fleet.segments import Segments
-from snapshotd.repo.fleet.store import BlockSource, FleetStore
+from snapshotd.repo.fleet.store import FleetStore
 from snapshotd.repo.format.index import create_index
 from snapshotd.repo.upkeep.maintenance import PackMaintenance
 from snapshotd.repo.upkeep.reach import mark
@@ -33,11 +33,10 @@ class FleetMaintenance(PackMaintenance, SharedMaintenance):
         index_path: Path,
         key: bytes,
         packer_command: Sequence[str] | None = None,
-        source: BlockSource | None = None,
     ) -> None:
         """NotPermitted when the key is not the fleet's; UsageError for a node that cannot be one; OSError."""
         check_key(bucket, key)
-        self._fleet_store = FleetStore(bucket, checked_node(node), peers, self._homes, source, self._merge_missed)
+        self._fleet_store = FleetStore(bucket, checked_node(node), peers, self._homes, self._merge_missed)
         super().__init__(self._fleet_store, index_path, key, packer_command)
         self._segments = Segments(bucket, node, peers, key)
         self._garbage = Garbage(self._fleet_store, peers, key)

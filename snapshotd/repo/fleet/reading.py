@@ -8,7 +8,7 @@ from pathlib import Path
 
 from snapshotd.repo.fleet.base import ToldPeers, check_key, checked_node
 from snapshotd.repo.fleet.index import FleetIndex
-from snapshotd.repo.fleet.store import BlockSource, FleetStore
+from snapshotd.repo.fleet.store import FleetStore
 from snapshotd.repo.format.index import create_index
 from snapshotd.repo.reading.reader import PackReader
 from snapshotd.store.base import Store
@@ -25,14 +25,9 @@ def prepare(bucket: Store, node: str, index_path: Path, key: bytes) -> None:
 
 
 def open_reader(
-    bucket: Store,
-    node: str,
-    index_path: Path,
-    key: bytes,
-    source: BlockSource | None = None,
-    missed: Callable[[], object] = lambda: None,
+    bucket: Store, node: str, index_path: Path, key: bytes, missed: Callable[[], object] = lambda: None
 ) -> PackReader:
-    """`source`, `missed`: see `FleetStore`."""
+    """`missed`: see `FleetStore`."""
 
     def homes() -> FleetIndex | None:
         index = opened[0].open_index() if opened else None
@@ -40,6 +35,6 @@ def open_reader(
         return index
 
     opened: list[PackReader] = []
-    store = FleetStore(bucket, node, ToldPeers(), homes, source, missed)
+    store = FleetStore(bucket, node, ToldPeers(), homes, missed)
     opened.append(PackReader(store, index_path, key, index_kind=FleetIndex))
     return opened[0]

@@ -23,14 +23,6 @@ class Homes(Protocol):
         ...
 
 
-class BlockSource(Protocol):
-    """Another place for bytes of packs, asked before the bucket: the node that made them, or this node's disk."""
-
-    def read(self, node: str, pack: bytes, offset: int, length: int) -> bytes | None:
-        """Bytes of a pack; None if they cannot be had here. Never an error: the bucket has them."""
-        ...
-
-
 class FleetStore(Store):
     """See the module's text. `close` closes the bucket's store. Thread-safe."""
 
@@ -40,13 +32,12 @@ class FleetStore(Store):
         node: str,
         peers: Peers,
         homes: Callable[[], Homes | None],
-        source: BlockSource | None = None,
         missed: Callable[[], object] = lambda: None,
     ) -> None:
         """`homes`: the index, None while there is none. `missed`: called when a pack of another node is gone, before NotFound is
         raised: it merges what is new, and the reader looks again."""
         self.bucket, self.node = bucket, node
-        self._peers, self._homes, self._source, self._missed = peers, homes, source, missed
+        self._peers, self._homes, self._missed = peers, homes, missed
 
     def close(self) -> None:
         self.bucket.close()
@@ -63,17 +54,15 @@ class FleetStore(Store):
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         home, place = self.place_of(key)
-        raw = pack.pack_id_of(key)
-        if home != self.node and self._source is not None and raw is not None and length is not None:
-            data = self._source.read(home, raw, offset, length)
-            if data is not None:
-                return data
         try:
             return self.bucket.get(place, offset, length)
         except NotFound:
             if home != self.node:
                 self._missed()
             raise
+
+    def forget(self, key: str) -> bool:
+        return self.bucket.forget(self.place_of(key)[1])
 
     def size_bytes(self, key: str) -> int:
         return self.bucket.size_bytes(self.place_of(key)[1])

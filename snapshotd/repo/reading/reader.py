@@ -156,15 +156,18 @@ class PackReader(Repository):
             return data
         if not entry.pack:  # it has got a frame since it was looked up
             entry = self.find(entry.id) or entry
+        forgot = False
         while True:
             try:
                 return self._undelta(entry, keep)
-            except DataLoss:  # a garbage collection or a repair may have moved the object
+            except (
+                DataLoss
+            ):  # a garbage collection or a repair may have moved the object, or this machine keeps wrong bytes
                 self._finder.refresh()
                 again = self.find(entry.id)
-                if again is None or again == entry:
+                if again is None or (again == entry and (forgot or not self._forget_packs(entry))):
                     raise
-                entry = again
+                entry, forgot = again, forgot or again == entry
 
     def chain(self, wanted: IndexEntry, until_cached: bool = False) -> list[IndexEntry]:
         """The object, the base of its delta, and so on, to the first that is no delta (or, if wanted, whose base is in
@@ -180,6 +183,11 @@ class PackReader(Repository):
                 )
             chain.append(below)
         return chain
+
+    def _forget_packs(self, entry: IndexEntry) -> bool:
+        """Drop what is kept of the packs that an object is made of. False if nothing was. DataLoss: as `chain`."""
+        packs = {one.pack for one in self.chain(entry)}
+        return any([self.store.forget(pack.pack_key(one)) for one in packs])
 
     def _undelta(self, wanted: IndexEntry, keep: bool) -> bytes:
         """Apply one delta after the other."""

@@ -86,6 +86,8 @@ def _show(before: StatsInfo, now: StatsInfo, *, full: bool) -> None:
     usage = now.usage
     budget = f"of {size(usage.layer_budget_bytes)}" if usage.layer_budget_bytes else "-"  # a tenant is not told
     disk.append(("all layers", budget, size(usage.layer_bytes)))
+    if usage.cache_budget_bytes:
+        disk.append(("cache", f"of {size(usage.cache_budget_bytes)}", size(usage.cache_bytes)))
     table(("DISK", "NAME", "LAYERS"), disk, right=(2,))
     if now.nodes:
         click.echo()
