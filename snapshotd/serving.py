@@ -1,9 +1,10 @@
-"""Servers on TCP share the socket that they listen on, the time that a request's head may take, and uvicorn's settings. The
-daemon's own socket is daemon/server.py's."""
+"""Servers on TCP share the socket that they listen on, the time that a request's head may take, the room for connections
+without a request, and uvicorn's settings. The daemon's own socket is daemon/server.py's."""
 
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -14,15 +15,17 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from snapshotd.errors import Conflict
+from snapshotd.kernel.processes import allow_files
 
 LOOPBACK = "127.0.0.1"
 HEAD_S = 10.0
 """Time for the head of a request, which anybody who can connect may send."""
-IDLE_S, IDLE_CROWDED_S = 360, 5
+IDLE_S = 360
 """Time for which a connection without a request stays open: longer than a client keeps one for its next request (E2B's:
-300 s), since a request that crosses the server's end of the connection is lost. With more than `CROWD` of them, the second."""
-CROWD = 1024
+300 s), since a request that crosses the server's end of the connection is lost."""
 _BACKLOG = 1024
+_OPEN_FILES = 16384
+"""Open files that a server asks the system for. Its connections take half of what it gets, at most."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -51,13 +54,25 @@ def listen_on(port: int, host: str = LOOPBACK) -> socket.socket:
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn's HTTP protocol that bounds the head of a request (h11 its size, this its time) and the time between two."""
+    """uvicorn's HTTP protocol that bounds the head of a request (h11 its size, this its time) and the time between two.
+
+    Anybody who can connect can keep connections open. So with three quarters of `limit_concurrency`, or of half the files that this
+    process may have, a further connection ends those that have waited longest for a request: several, so that a flood costs
+    little. Requests under way go on.
+    """
 
     _deadline: asyncio.TimerHandle | None = None
+    _since = 0.0
+    """When the wait for a request began."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._since = self.loop.time()
         self._begin_head()
+        if len(self.connections) > self._most_open():
+            waiting = [one for one in self.connections if isinstance(one, BoundedProtocol) and one._waits()]
+            for one in sorted(waiting, key=lambda one: one._since)[: len(waiting) // 16 + 1]:
+                one.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
@@ -65,14 +80,25 @@ class BoundedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
+        if not self._waits():
             self._end_head()
         elif self._deadline is None:
             self._begin_head()
 
     def on_response_complete(self) -> None:
-        self.timeout_keep_alive = IDLE_CROWDED_S if len(self.connections) > CROWD else IDLE_S
+        self._since = self.loop.time()
+        self.timeout_keep_alive = IDLE_S
         super().on_response_complete()
+
+    def _waits(self) -> bool:
+        """No request is under way: its head has not come, or its answer is complete, and perhaps some of its body has not come."""
+        if self.transport.is_closing() or self.transport.get_protocol() is not self:  # it is a WebSocket's by now
+            return False
+        return self.conn.their_state is h11.IDLE or (self.cycle is not None and self.cycle.response_complete)
+
+    def _most_open(self) -> int:
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return min(self.limit_concurrency or files, files // 2) * 3 // 4
 
     def _begin_head(self) -> None:
         self._deadline = self.loop.call_later(HEAD_S, self.transport.abort)
@@ -98,6 +124,7 @@ class HttpServer(uvicorn.Server):
             "timeout_graceful_shutdown": 1,
         }
         super().__init__(uvicorn.Config(app, **shared | settings))
+        allow_files(_OPEN_FILES)
         self._on_stop = on_stop
 
     def stop_soon(self) -> None:

@@ -45,7 +45,7 @@ from snapshotd.daemon.lock import StateLock, make_state_dir
 from snapshotd.daemon.logs import start_logging
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import Conflict, NotPermitted, SnapshotdError, Unsupported, UsageError
-from snapshotd.kernel import memory
+from snapshotd.kernel import memory, processes
 from snapshotd.kernel.syscalls import KEYCTL_JOIN_SESSION_KEYRING, call
 
 log = logging.getLogger("snapshotd.daemon")
@@ -390,7 +390,4 @@ def _set_limits() -> None:
     """
     with contextlib.suppress(ValueError):  # it may be 0 already, for good
         resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    processes.allow_files(_OPEN_FILES)

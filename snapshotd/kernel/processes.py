@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 import signal
 import struct
 from collections.abc import Iterable
@@ -24,6 +25,14 @@ _PIDFD_GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
 _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_INFO = struct.Struct("Q52xi")
 """linux/pidfd.h: `mask` and `exit_code` of struct pidfd_info in its first size, 64 bytes."""
+
+
+def allow_files(wanted: int) -> None:
+    """Have this process, and those that it starts, have so many files open, or as many as it may. Never fewer than before."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def stat_fields(pid: int) -> list[bytes]:

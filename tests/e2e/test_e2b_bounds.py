@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import secrets
 import socket
 import sqlite3
@@ -126,6 +128,57 @@ def test_a_head_that_does_not_come_is_not_waited_for(server: Served, sdk: Any) -
         with connection:
             _drain(connection, begun)
     assert sdk.Sandbox.list().next_items() is not None
+
+
+@pytest.mark.long  # test_serving.py shows it with a small server
+@pytest.mark.timeout(600)
+def test_ten_thousand_connections_that_stay_leave_the_sdk_its_answers(server: Served, sdk: Any) -> None:
+    """Those of somebody without a key: half of them have asked and been refused, a quarter are in a head, a quarter silent."""
+    flood = 10_000
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < flood + 500:
+        pytest.skip("this machine allows too few open files for a process")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, flood + 500), hard))
+    host, port = server.address.removeprefix("http://").split(":")
+    said = (b"GET /sandboxes HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /sandboxes HTTP/1.1\r\nX-Slow: ", b"")
+    try:
+        with sdk.Sandbox.create() as box, contextlib.ExitStack() as opened:
+            for number in range(flood):
+                one = opened.enter_context(socket.socket())
+                one.settimeout(60)
+                one.connect((host, int(port)))
+                with contextlib.suppress(ConnectionError):
+                    one.sendall(said[max(0, number % 4 - 1)])
+                if number % 1000 == 999:
+                    assert box.commands.run("echo here").stdout == "here\n"
+            assert box.sandbox_id in [one.sandbox_id for one in sdk.Sandbox.list().next_items()]
+            box.files.write("given", "here")
+            assert box.files.read("given") == "here"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.long  # test_serving.py shows that what comes behind an answer is cut, in a moment
+@pytest.mark.parametrize("has_key", [False, True])
+def test_a_body_without_end_is_refused(server: Served, sdk: Any, has_key: bool) -> None:
+    host, port = server.address.removeprefix("http://").split(":")
+    key = f"X-API-Key: {server.key}\r\n" if has_key else ""
+    for length in ("Content-Length: 99999999999", "Transfer-Encoding: chunked"):
+        with socket.create_connection((host, int(port)), timeout=60) as one:
+            one.sendall(f"POST /sandboxes HTTP/1.1\r\nHost: x\r\n{key}{length}\r\n\r\n".encode())
+            sender = threading.Thread(target=_send_without_end, args=(one,))
+            sender.start()
+            answer = one.recv(4096)
+            assert answer.split()[1] == (b"413" if has_key else b"401")
+            sender.join(60)
+            assert not sender.is_alive(), "the server takes it all"
+    assert sdk.Sandbox.list().next_items() is not None
+
+
+def _send_without_end(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            connection.sendall(b"10000\r\n" + b"x" * 65536 + b"\r\n")
 
 
 def _drain(connection: socket.socket, begun: float) -> None:

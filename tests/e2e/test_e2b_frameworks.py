@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import os
@@ -11,12 +12,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.e2b_rig import Served, served
 from tests.e2e.hello_server import own_address
-from tests.e2e.model_rig import INSTALL_TIMEOUT_S
+from tests.e2e.model_rig import INSTALL_TIMEOUT_S, KEY, bash, provider
 from tests.e2e.support import Snap
 from tests.kept import cached
 
@@ -72,6 +74,94 @@ def test_the_runtime_of_verifiers(server: Served, own_snap: Snap, tmp_path: Path
     python = python_with("verifiers", "3.12", "verifiers==0.4.0", "e2b==2.56.0")
     told = json.loads(run(server, tmp_path, python, PROGRAMS / "e2b_verifiers.py", "default").splitlines()[-1])
     assert own_snap("cat", f"{told['sandbox']}:/app/made").stdout == "made\n"
+
+
+@contextlib.contextmanager
+def files_of(folder: Path) -> Iterator[str]:
+    """A server on an address of this machine with the files of a folder: its host and port."""
+
+    class Files(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args, directory=str(folder))
+
+        def log_message(self, *args: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer((own_address(), 0), Files) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        yield "{}:{}".format(*listening.server_address[:2])
+        listening.shutdown()
+
+
+def wheels() -> Path:
+    """An index of packages with what the agent of verifiers has installed in its sandbox: uv, and what its program names."""
+    wanted = ("uv", "openai", "mcp==2.0.0", "httpx", "httpx2", "tenacity", "certifi")
+
+    def download(folder: Path) -> None:
+        options = ["--python-version", "3.11", "--only-binary", ":all:", "--dest", folder]
+        pip = [sys.executable, "-m", "pip", "download", "-q", *options, *wanted]
+        subprocess.run(pip, check=True, timeout=INSTALL_TIMEOUT_S)
+        for wheel in list(folder.iterdir()):
+            project = folder / wheel.name.partition("-")[0].replace("_", "-").lower()
+            project.mkdir()
+            wheel.rename(project / wheel.name)
+
+    return cached("verifiers-index", "\n".join(wanted), download)
+
+
+def test_a_rollout_of_verifiers(own_snap: Snap, tmp_path: Path) -> None:
+    """Its own agent in the sandbox, whose model is asked through verifiers on port 80 of this machine: the one host that it reaches."""
+    python = python_with("verifiers", "3.12", "verifiers==0.4.0", "e2b==2.56.0")
+    host = own_address()
+    with contextlib.ExitStack() as open_now:
+        index = open_now.enter_context(files_of(wheels()))
+        steps = [
+            bash(f"curl -s -m 10 http://{index}/ || echo shut"),
+            bash("expr $(cat given) + 1 > answer"),
+            {"text": "Done."},
+        ]
+        model = open_now.enter_context(provider(tmp_path, *steps))
+        rules = f"allow:{host},{index}"
+        server = open_now.enter_context(served(own_snap, tmp_path, "--network", rules))
+        packages = {
+            "PIP_BREAK_SYSTEM_PACKAGES": "1",
+            "PIP_INDEX_URL": f"http://{index}/",
+            "PIP_TRUSTED_HOST": host,
+            "UV_DEFAULT_INDEX": f"http://{index}/",
+            "UV_PYTHON_DOWNLOADS": "never",
+        }
+        agent = {
+            "harness": {"env": packages},
+            "runtime": {"type": "e2b", "image": "default", "creates_per_sec": None, "allow": []},
+        }
+        tunnel = {"type": "custom", "url": f"http://{host}", "port": 80}
+        config = {
+            "model": "gpt-scripted",
+            "push": False,
+            "output_dir": str(tmp_path / "outputs"),
+            "run": {"dir": "run"},
+            "client": {"base_url": f"{model.url}/v1", "api_key_var": "MODEL_KEY"},
+            "env": {
+                "taskset": {"id": "verifiers_notes"},
+                "agent": agent,
+                "interception": {"type": "server", "tunnel": tunnel},
+            },
+        }
+        (tmp_path / "rollout.json").write_text(json.dumps(config))
+        vf_eval = "from verifiers.v1.cli.eval.main import main; main()"
+        evaluate = [python, "-c", vf_eval, "@", tmp_path / "rollout.json", "--no-rich"]
+        run(server, tmp_path, "env", f"PYTHONPATH={PROGRAMS}", f"MODEL_KEY={KEY}", *evaluate)
+        assert model.asked() == [0, 1, 2]
+    (episode,) = map(json.loads, (tmp_path / "outputs" / "run" / "traces.jsonl").read_text().splitlines())
+    (trace,) = episode["traces"]
+    assert (trace["stop_condition"], trace["errors"]) == ("agent_completed", [])
+    assert trace["rewards"]["right"]["score"] == 1.0
+    messages = [node["message"] for node in trace["nodes"]]
+    assert "shut\n" in [message["content"] for message in messages if message["role"] == "tool"]
+    box = trace["agent"]["runtime"]["id"]
+    assert own_snap("cat", f"{box}:/app/answer").stdout == "42\n"
+    assert f"{index}: no rule allows this port" in {
+        one for step in own_snap.json("log", box) for one in step["refused"]
+    }
 
 
 def harbor_run(server: Served, snap: Snap, tmp_path: Path, files: dict[str, str]) -> str:

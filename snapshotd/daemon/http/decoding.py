@@ -110,8 +110,13 @@ def provider(item: Provider) -> base.Provider:
 
 
 def network(text: str) -> t.Network:
-    """UsageError, LimitExceeded; NotPermitted: see `check_hosts`."""
+    """UsageError, LimitExceeded; NotPermitted: a caller of one tenant wants all that this machine reaches, or see `check_hosts`."""
     found = t.Network.parse(text)
+    if found == t.Network.BRIDGE and present_tenant() is not None:
+        raise NotPermitted(
+            "bridge reaches all that the daemon's machine reaches, so only the daemon's own users and the scope admin may choose it; "
+            "name hosts (allow:pypi.org), or all that are public (allow:*)"
+        )
     if found == t.Network.HOST:
         raise UsageError(
             "host is no network of a sandbox: choose none, bridge, or allow: and the hosts that may be reached"

@@ -477,7 +477,10 @@ def test_a_tenant_allows_hosts_by_name_alone(daemon: Daemon, acme: Snapshotd) ->
         for text in ("allow:pypi.org,10.0.0.1", "allow:[fd00::]/8:22"):
             with pytest.raises(NotPermitted, match="by their names"):
                 decoding.network(text)
+        with pytest.raises(NotPermitted, match="bridge reaches all"):
+            decoding.network("bridge")
     assert decoding.network("allow:10.0.0.1").rules == ("10.0.0.1",)
+    assert str(decoding.network("bridge")) == "bridge"
 
 
 def test_a_tenant_hears_of_its_own_alone(daemon: Daemon, theirs: World, acme: Snapshotd) -> None:

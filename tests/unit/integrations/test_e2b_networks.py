@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from snapshotd.errors import UsageError
-from snapshotd.integrations.e2b.control.networks import ALL_TRAFFIC, network_of, rules_of
+from snapshotd.errors import NotPermitted, UsageError
+from snapshotd.integrations.e2b.control.networks import ALL_TRAFFIC, network_for, network_of, rules_of
 from snapshotd.integrations.e2b.failures import WireError
 
 OPEN = f"allow:*,{ALL_TRAFFIC}"
@@ -61,3 +61,25 @@ def test_rules_for_a_sandbox_that_has_rules() -> None:
     assert rules_of("bridge") == ("*", ALL_TRAFFIC)
     assert rules_of("none") == rules_of("allow:") == ()
     assert rules_of("allow:pypi.org") == ("pypi.org",)
+
+
+@pytest.mark.parametrize(
+    ("given", "default", "network"),
+    [
+        ({}, "bridge", OPEN),
+        ({"allow_internet_access": True}, "none", OPEN),
+        ({}, "allow:10.1.0.7", "allow:10.1.0.7"),  # the server's owner says so
+        ({"allowOut": ["pypi.org", ALL_TRAFFIC], "denyOut": [ALL_TRAFFIC]}, "none", f"allow:pypi.org,{ALL_TRAFFIC}"),
+        ({"denyOut": ["10.0.0.0/8"]}, "none", f"{OPEN},!10.0.0.0/8"),
+    ],
+)
+def test_a_tenant_gets_what_is_public(given: dict[str, Any], default: str, network: str) -> None:
+    assert network_for("acme", given, default) == network
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "169.254.169.254:80", "fd00::/8", "8.8.8.8"])
+def test_a_tenant_allows_hosts_by_name_alone(address: str) -> None:
+    given = {"allowOut": [address], "denyOut": [ALL_TRAFFIC]}
+    with pytest.raises(NotPermitted, match="by their names"):
+        network_for("acme", given, "bridge")
+    assert network_for("default", given, "bridge") == network_of(given, "bridge")

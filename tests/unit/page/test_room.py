@@ -149,15 +149,8 @@ def test_a_head_behind_an_answer_is_not_waited_for(browser: Browser, monkeypatch
         _waits_until_closed(held)
 
 
-@pytest.mark.parametrize(
-    ("crowd", "bound", "other"), [(0, "IDLE_CROWDED_S", "IDLE_S"), (1, "IDLE_S", "IDLE_CROWDED_S")]
-)
-def test_how_long_a_connection_waits_for_the_next_request(
-    browser: Browser, monkeypatch: pytest.MonkeyPatch, crowd: int, bound: str, other: str
-) -> None:
-    monkeypatch.setattr(snapshotd.serving, "CROWD", crowd)
-    monkeypatch.setattr(snapshotd.serving, bound, 0.1)
-    monkeypatch.setattr(snapshotd.serving, other, 3600)
+def test_a_connection_waits_for_the_next_request(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshotd.serving, "IDLE_S", 0.1)
     (held,) = _hold(browser, 1, f"GET /nothing HTTP/1.1\r\nHost: {browser.host}\r\n\r\n".encode())
     with held:
         while not held.recv(1 << 16).endswith(b"}}"):

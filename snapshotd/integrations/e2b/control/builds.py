@@ -21,6 +21,7 @@ from snapshotd.errors import SnapshotdError
 from snapshotd.integrations.e2b.control import asking
 from snapshotd.integrations.e2b.control.archives import StepArchives
 from snapshotd.integrations.e2b.control.building import Builder, TemplateBuild, moment, new_build, note
+from snapshotd.integrations.e2b.control.networks import network_for
 from snapshotd.integrations.e2b.control.sandboxes import ENVD_VERSION, Handler, SandboxRoutes
 from snapshotd.integrations.e2b.control.templates import DEFAULT_TAG, TemplateCatalog
 from snapshotd.integrations.e2b.failures import WireError, answer, unsupported
@@ -133,7 +134,7 @@ class BuildRoutes:
             self._people,
             building,
             lambda digest: self._archives.find(building.owner, digest),
-            self._sandboxes.network,
+            network_for(building.owner, {}, self._sandboxes.network),
         )
         try:
             wanted = None if image is None else self._templates.image(image)

@@ -10,8 +10,10 @@ import re
 from typing import Any
 
 from snapshotd.api.record import Json
+from snapshotd.errors import NotPermitted
 from snapshotd.integrations.e2b.failures import WireError, unsupported
 from snapshotd.network import HostRule, Network
+from snapshotd.terms import DEFAULT_TENANT
 
 ALL_TRAFFIC = "0.0.0.0/0"
 _EVERYTHING = "*", ALL_TRAFFIC
@@ -37,6 +39,21 @@ def network_of(given: Json, default: str) -> str:
         if both := [one for one in allow if denied.overlaps(HostRule.parse(one))]:
             raise unsupported(f"address that is allowed within a denied range ({both[0]})", "deny smaller ranges")
     return str(Network.allowing([*rules_of(default if has_rules else "bridge"), *(f"!{one}" for one in deny)]))
+
+
+def network_for(tenant: str, given: Json, default: str) -> str:
+    """As `network_of`, as far as a client of this tenant may have it (docs/access.md): all that is public in place of the bridge,
+    and hosts by their names, since the machine may have neighbours that only it reaches. The default tenant is the server's own
+    user. NotPermitted, and the errors of `network_of`."""
+    found = network_of(given, default)
+    if tenant == DEFAULT_TENANT:
+        return found
+    for rule in map(HostRule.parse, _addresses(given, "allowOut")):
+        if rule.range is not None and rule.text != ALL_TRAFFIC:
+            raise NotPermitted(
+                f"{rule.text} is an address, which may be of the server's own network; allow hosts by their names"
+            )
+    return str(Network.allowing(_EVERYTHING)) if found == "bridge" else found
 
 
 def rules_of(network: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from snapshotd.errors import Conflict, NotFound, SnapshotdError, UsageError
 from snapshotd.integrations.e2b.boxes import Boxes
 from snapshotd.integrations.e2b.control import asking
 from snapshotd.integrations.e2b.control.building import moment
-from snapshotd.integrations.e2b.control.networks import lists_of, network_of, rules_of
+from snapshotd.integrations.e2b.control.networks import lists_of, network_for, rules_of
 from snapshotd.integrations.e2b.control.templates import DEFAULT_TAG, TemplateCatalog
 from snapshotd.integrations.e2b.failures import WireError, failure_of, unsupported
 from snapshotd.integrations.e2b.keys import AccessKeys
@@ -80,7 +80,7 @@ class SandboxRoutes:
         now, net = time.time(), given.get("network") or {}
         if not isinstance(net, dict):
             raise WireError("invalid_argument", "`network` has to be an object")
-        network = network_of({**net, "allow_internet_access": given.get("allow_internet_access")}, self.network)
+        network = network_for(owner, {**net, "allow_internet_access": given.get("allow_internet_access")}, self.network)
         resumes = given.get("autoResume") or {}
         draft = Box(
             id="",
@@ -245,7 +245,7 @@ class SandboxRoutes:
     async def _set_network(self, owner: str, request: Request) -> Response:
         given = await asking.body(request)
         box = await self.boxes.find(owner, request.path_params["sandbox"])
-        wanted, now = network_of(given, self.network), (await self.client.trajectory(box.id)).network
+        wanted, now = network_for(owner, given, self.network), (await self.client.trajectory(box.id)).network
         if wanted != now:
             if not now.startswith(ALLOW):
                 raise unsupported(
