@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterable
 from typing import Any
 
@@ -111,4 +110,6 @@ def _as_text(value: Any) -> str | None:
         return short(value) if _WHOLE_ID.fullmatch(value) else value
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         return None
+    import shlex  # the client is imported without it
+
     return str(value[-1]) if value[:-1] in _SCRIPTS else shlex.join(value)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import Annotated, Literal
 
-from snapshotd.api.record import ApiRecord, Bounds, Request, Secret, record
+from snapshotd.api.record import ApiRecord, Bounds, Request, Secret, field, record
 
 Scope = Literal["read", "run", "approve", "admin"]
 EXPIRY_MAX_S = 10 * 366 * 86400.0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-from dataclasses import field
 from typing import Annotated
 
-from snapshotd.api.record import ApiRecord, Bounds, OneOf, Request, record
+from snapshotd.api.record import ApiRecord, Bounds, OneOf, Request, field, record
 from snapshotd.api.snapshots import SnapshotInfo, Tool
 from snapshotd.api.trajectories import Idle
 from snapshotd.api.wire import STDIN_WINDOW_BYTES, TIMEOUT_MAX_S
@@ -86,8 +84,8 @@ class BackgroundRequest(CommandFields):
 
 @record(frozen=True)
 class SignalRequest(Request):
-    signal: Annotated[int, Bounds(ge=1, le=64)] = int(signal.SIGTERM)
-    """Number of the signal."""
+    signal: Annotated[int, Bounds(ge=1, le=64)] = 15
+    """Number of the signal; 15 is SIGTERM."""
 
 
 @record(frozen=True)

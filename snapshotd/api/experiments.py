@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import Annotated, Literal
 
-from snapshotd.api.record import ApiRecord, Bounds, Request, record
+from snapshotd.api.record import ApiRecord, Bounds, Request, field, record
 from snapshotd.api.snapshots import ChangeInfo, SnapshotInfo
 from snapshotd.api.trajectories import SandboxFields, VariantFields
 from snapshotd.api.wire import PARALLEL_MAX, QUEUE_MAX, REPEAT_MAX, TIMEOUT_MAX_S

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from snapshotd.api.record import ApiRecord, Bounds, Json, OneOf, RelativePath, Request, record, unset
+from snapshotd.api.record import ApiRecord, Bounds, Json, OneOf, RelativePath, Request, field, record, unset
 from snapshotd.api.snapshots import CallStatus, ChangeInfo, MessageInfo, SnapshotInfo
 
 ITEMS_MAX = 10_000

@@ -1,14 +1,13 @@
 """The base of the API's records. Both sides of the socket use them, so this is standard library only, and cheap to
 import: a record becomes a dataclass when it is first used, and knows its JSON by the types of its fields.
 
-`dataclass` writes and compiles the methods of a class, 0.3 ms for each; a command uses three or four of a hundred
-records. The docstring of a field is its description in docs/openapi.json.
+`dataclasses` is 10 ms to import, and writes and compiles the methods of a class, 0.3 ms for each; a command uses three or
+four of a hundred records. The docstring of a field is its description in docs/openapi.json.
 """
 
 from __future__ import annotations
 
 import base64
-import dataclasses
 import threading
 from collections.abc import Callable, Hashable
 from functools import cache
@@ -31,9 +30,11 @@ __all__ = [
     "decode",
     "encode",
     "encode_masked",
+    "field",
     "is_secret",
     "record",
     "records_in",
+    "replace",
     "types_of",
     "unset",
 ]
@@ -44,7 +45,20 @@ _Make = Callable[[Any], Any]
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as record
+    from dataclasses import field, replace
 else:
+
+    class field:  # noqa: N801
+        """As `dataclasses.field`: what that is given when the class becomes a dataclass."""
+
+        def __init__(self, **options: Any) -> None:
+            self.options = options
+
+    def replace(value: A, **changes: Any) -> A:
+        """As `dataclasses.replace`."""
+        from dataclasses import replace as replace_in
+
+        return replace_in(value, **changes)
 
     def record(*, frozen: bool):
         """As `dataclasses.dataclass`."""
@@ -62,7 +76,7 @@ _MAKING = threading.RLock()
 def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """The `__new__` of a record: there is no instance, and no look for `__init__`, before the class is complete."""
     if not cls._made:
-        dataclasses.fields(cls)
+        _ = cls.__dataclass_fields__
         with _MAKING:  # another thread may be at it
             pass
     return object.__new__(cls)
@@ -77,6 +91,11 @@ class _Fields:
     def __get__(self, instance: object, cls: type) -> Any:
         with _MAKING:
             if vars(cls).get("__dataclass_fields__") is self:  # another thread may have been first
+                import dataclasses
+
+                for name, value in list(vars(cls).items()):
+                    if isinstance(value, field):  # type: ignore[arg-type]
+                        setattr(cls, name, dataclasses.field(**value.options))
                 dataclasses.dataclass(frozen=self._frozen)(cls)
                 cls._made = True  # type: ignore[attr-defined]
         return cls.__dataclass_fields__  # type: ignore[attr-defined]
@@ -93,7 +112,7 @@ UNSET: Any = _Unset()
 
 def unset() -> Any:
     """The default of such a field."""
-    return dataclasses.field(default_factory=_unset)
+    return field(default_factory=_unset)
 
 
 def _unset() -> Any:
@@ -316,7 +335,13 @@ def _maker_of(kind: Any) -> _Make | None:
 @cache
 def _hints(cls: Any) -> dict[str, Any]:
     hints = get_type_hints(cls, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+    return {item.name: hints[item.name] for item in _fields(cls)}
+
+
+def _fields(cls: Any) -> Any:
+    from dataclasses import fields  # once a record is used
+
+    return fields(cls)
 
 
 def types_of(cls: Any) -> dict[str, Any]:
@@ -356,7 +381,7 @@ def _has_record(hint: Any) -> bool:
 @cache
 def _is_plain(cls: Any) -> bool:
     """Its JSON has its fields as they are."""
-    factories = (field.default_factory for field in dataclasses.fields(cls))
+    factories = (item.default_factory for item in _fields(cls))
     return not forms_of(cls) and not any(factory is _unset for factory in factories)
 
 

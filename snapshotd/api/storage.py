@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import Annotated
 
-from snapshotd.api.record import ApiRecord, Bounds, Request, SandboxPath, record
+from snapshotd.api.record import ApiRecord, Bounds, Request, SandboxPath, field, record
 from snapshotd.api.trajectories import LimitsRequest, TrajectoryInfo
 from snapshotd.terms import PRUNE_GRACE_S, SECONDS_MOST
 

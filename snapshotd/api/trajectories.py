@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import Annotated, Any, Literal
 
 from snapshotd.api.mind import EditFields
-from snapshotd.api.record import ApiRecord, Bounds, OneOf, Request, Secret, record, unset
+from snapshotd.api.record import ApiRecord, Bounds, OneOf, Request, Secret, field, record, unset
 from snapshotd.api.snapshots import ModelUseInfo, SnapshotInfo
 from snapshotd.api.wire import FORK_MAX, QUEUE_MAX, TIMEOUT_MAX_S
 from snapshotd.terms import DEFAULT_TENANT, MOST_RULES, NETWORK_MAX, SERVICES_MAX_BYTES

@@ -11,9 +11,12 @@ import os
 import re
 import struct
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from snapshotd.config import OF_ROOT, UserPlaces, places
 from snapshotd.errors import NotFound, UsageError
+
+if TYPE_CHECKING:
+    from snapshotd.config import UserPlaces
 
 API_VERSION = "1.4"
 VERSION_HEADER = "X-Snapshotd-Version"
@@ -96,6 +99,8 @@ def body_max_bytes(path: str) -> int:
 
 def socket_path_of(state_dir: Path) -> Path:
     """Path of the socket of a state directory's daemon, by default."""
+    from snapshotd.config import places  # not where the client is only imported: it makes dataclasses
+
     return places().socket_of(state_dir)
 
 
@@ -104,6 +109,8 @@ def hook_socket_of(state_dir: Path, of: UserPlaces | None = None) -> Path:
     restart of the machine: settings of agents name it. `of`: the daemon's places; None: root's daemon hears every user if
     it has such a socket, else the user's own does."""
     from hashlib import sha256  # only then: it loads OpenSSL
+
+    from snapshotd.config import OF_ROOT, places
 
     name = f"hooks-{sha256(os.fsencode(state_dir.absolute())).hexdigest()[:12]}.sock"
     for_all = OF_ROOT.sockets / name

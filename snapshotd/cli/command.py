@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import inspect
 import os
 import re
@@ -182,6 +183,7 @@ class CliCommand(click.Command):
         return args[:at]
 
     def invoke(self, ctx: click.Context) -> Any:
+        gc.enable()  # see snapshotd/__main__.py
         try:
             outcome = super().invoke(ctx)
             sys.stdout.flush()

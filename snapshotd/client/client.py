@@ -28,7 +28,6 @@ from snapshotd.client.verbs.sharing import SharingVerbs
 from snapshotd.client.verbs.storage import StorageVerbs
 from snapshotd.client.verbs.values import ValueVerbs
 from snapshotd.client.ways import SocketWay, Way, way_to
-from snapshotd.config import CLIENT, read
 
 R = TypeVar("R")
 
@@ -93,6 +92,8 @@ class Verbs(
         ca: str | Path | None = None,
     ) -> None:
         """UsageError for settings in the environment that make no sense."""
+        from snapshotd.config import CLIENT, read
+
         config = read(CLIENT)
         self._state_dir, self._reconnect_s = local_path(state_dir or config.state_dir), config.reconnect_s
         self._isolation = isolation

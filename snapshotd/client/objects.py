@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import shlex
-import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -146,7 +145,9 @@ class AnyCommand(Object[ClientT, SandboxT, SnapshotT, CommandT]):
     async def kill(self) -> None:
         """End it at once, with all that it started. Not an error when it has ended."""
         with contextlib.suppress(Conflict, NotFound):  # an ended one is no longer listed for ever
-            await self._verbs.signal_command(self._sandbox, self.id, signal.SIGKILL)
+            from signal import SIGKILL  # rarely: the module takes a moment to import
+
+            await self._verbs.signal_command(self._sandbox, self.id, SIGKILL)
 
     @verb
     async def remove(self) -> SnapshotT:

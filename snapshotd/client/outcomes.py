@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import field
 
-from snapshotd.api.record import record
+from snapshotd.api.record import field, record
 from snapshotd.client.local.arguments import argv_of, bytes_of
 from snapshotd.client.results import ExecInfo
 from snapshotd.errors import SnapshotdError

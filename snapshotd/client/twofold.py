@@ -112,12 +112,17 @@ class _Verb:
 
     def _give(self, verb: Callable[..., Any], blocking: Callable[..., Any], waiting: Callable[..., Any]) -> None:
         self.__doc__ = verb.__doc__
-        self._blocking, self._waiting = blocking, waiting
-        for given in (blocking, waiting):
-            if given is not verb:
-                functools.update_wrapper(given, verb)
+        self._verb, self._blocking, self._waiting = verb, blocking, waiting
+        self._is_wrapped = False
+
+    def _wrap(self) -> None:
+        for given in {self._blocking, self._waiting} - {self._verb}:
+            functools.update_wrapper(given, self._verb)
 
     def _given(self, instance: Any, owner: type[Any]) -> Any:
+        if not self._is_wrapped:  # at the first look: there are 130 verbs, and a program uses three
+            self._wrap()
+            self._is_wrapped = True
         function = self._blocking if issubclass(owner, Blocking) and owner._blocks else self._waiting
         return function if instance is None else MethodType(function, instance)
 
@@ -225,7 +230,10 @@ class stream(_Verb, Generic[P, T]):  # noqa: N801
             return await verb(instance, *args, **kwargs)
 
         self._give(verb, blocking, waiting)
-        vars(blocking)["__wrapped__"] = _returning_iterator(verb)
+
+    def _wrap(self) -> None:
+        super()._wrap()
+        vars(self._blocking)["__wrapped__"] = _returning_iterator(self._verb)
 
     @overload
     def __get__(self, instance: Blocking, owner: type) -> Callable[P, Iterator[T]]: ...

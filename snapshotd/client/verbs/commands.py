@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import codecs
-import dataclasses
 import json
-import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from snapshotd.api import operations
 from snapshotd.api.commands import ExecInfo, ExecRequest, TerminalSize
+from snapshotd.api.record import replace
 from snapshotd.api.wire import check_ref
 from snapshotd.client.exchange import AnswerLost, new_key
 from snapshotd.client.feeding import AsyncTerminal, Feeder, Readable
@@ -98,11 +97,7 @@ class CommandVerbs(VerbPart):
         request = exec_request(argv, cwd, env, user, timeout, terminal, if_head=head, idle_timeout=idle_timeout)
         paths = operations.EXEC.to(ref), operations.EXEC_ATTENDED.to(ref)
         done = await self._exec(paths, request, on_output, stdin, terminal, f"of {ref}", new_key())
-        return (
-            done
-            if done.snapshot is None
-            else dataclasses.replace(done, snapshot=await self._settled(done.snapshot, wait))
-        )
+        return done if done.snapshot is None else replace(done, snapshot=await self._settled(done.snapshot, wait))
 
     @verb
     async def exec_snapshot(
@@ -253,7 +248,7 @@ class CommandVerbs(VerbPart):
         ).events()
 
     @verb
-    async def signal_command(self, ref: str, command: str, number: int = signal.SIGTERM) -> CommandInfo:
+    async def signal_command(self, ref: str, command: str, number: int = 15) -> CommandInfo:
         """Send a signal to a command's process group, as a terminal does; SIGKILL, to all that it started. Returns at
         once. Conflict: it has ended."""
         check_count("number", number, 1, 64)

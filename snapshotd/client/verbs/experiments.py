@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from snapshotd.api import operations
 from snapshotd.api.mind import PromoteRequest
+from snapshotd.api.record import replace
 from snapshotd.api.snapshots import SnapshotInfo
 from snapshotd.client.local.arguments import wrong
 from snapshotd.client.twofold import closing, verb
@@ -152,4 +152,4 @@ def _changed(info: ExperimentInfo | None, event: dict[str, Any]) -> ExperimentIn
     branch = ExperimentBranch.from_json(event)
     at = (branch.label, branch.run)
     branches = tuple(branch if (one.label, one.run) == at else one for one in info.branches)
-    return dataclasses.replace(info, branches=branches)
+    return replace(info, branches=branches)

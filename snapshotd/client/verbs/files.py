@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from snapshotd.api import operations
 from snapshotd.api.files import FileInfo, MakeDirRequest, RemoveFileRequest, RenameFileRequest, WriteInfo
+from snapshotd.api.record import replace
 from snapshotd.api.snapshots import RestoreInfo, SnapshotInfo
 from snapshotd.client.exchange import AnswerLost, Query, new_key
 from snapshotd.client.feeding import Readable
@@ -42,7 +42,7 @@ def download(
     pieces = _Pieces(run(frames))
     reader = Reader(iterate(pieces.all()), moved)
     done = TarUnpacker(local_path(to)).unpack(iter(lambda: reader.read(1 << 20), b""))
-    return dataclasses.replace(done, warnings=(*done.warnings, *pieces.warnings))
+    return replace(done, warnings=(*done.warnings, *pieces.warnings))
 
 
 class FileVerbs(VerbPart):
@@ -180,7 +180,7 @@ class FileVerbs(VerbPart):
                 raise UsageError(f"{local} cannot be read: {exc.strerror}; name another file") from exc
         reader = Reader(pack(local, warnings), moved)
         done = await self._write(operations.WRITE_ARCHIVE.to(ref), reader, {**_path(path), "user": user}, wait)
-        return dataclasses.replace(done, warnings=(*warnings, *done.warnings))
+        return replace(done, warnings=(*warnings, *done.warnings))
 
     @verb
     async def make_dir(
@@ -209,14 +209,14 @@ class FileVerbs(VerbPart):
                 async for event in events:
                     if event["event"] == "result":
                         done = WriteInfo.of(event)
-                        return dataclasses.replace(done, snapshot=await self._settled(done.snapshot, wait))
+                        return replace(done, snapshot=await self._settled(done.snapshot, wait))
             raise DaemonUnavailable(
                 "the daemon ended the write without a result; the trajectory's log shows whether it is there"
             )
         except AnswerLost as exc:
             lost = exc  # `source` cannot be read twice: the daemon is asked if it has all
         done = WriteInfo.of((await self._transport.recall(where, key, lost, query=query))[-1])
-        return dataclasses.replace(done, snapshot=await self._settled(done.snapshot, wait))
+        return replace(done, snapshot=await self._settled(done.snapshot, wait))
 
 
 class _Pieces:

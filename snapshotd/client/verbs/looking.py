@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from snapshotd.api import operations
 from snapshotd.api.find import FindInfo
+from snapshotd.api.record import replace
 from snapshotd.api.snapshots import (
     ChangeInfo,
     FileStatus,
@@ -62,7 +62,7 @@ def apply(
     source = apply.SnapshotReader(client, start, info.id, apply.WORKSPACE if path is None else sandbox_path(path))
     message = None if commit is False else apply.commit_message("" if commit is True else commit, info)
     done = apply.apply(source, local_path(to, "to"), dry_run=dry_run, message=message, hooks=hooks)
-    return dataclasses.replace(done, base=start, snapshot=info.id)
+    return replace(done, base=start, snapshot=info.id)
 
 
 class LookingVerbs(VerbPart):

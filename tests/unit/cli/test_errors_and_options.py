@@ -360,6 +360,8 @@ def test_what_is_not_needed_is_not_imported(words: list[str], unwanted: set[str]
     heavy = {"rich", "fastapi", "pydantic", "uvicorn", "docker", "apsw", "asyncio", "subprocess", "multiprocessing"}
     heavy |= {"http.client", "email", "ssl", "hashlib", "tarfile", "snapshotd.types", "tomllib", "snapshotd.service"}
     assert sorted(loaded & (heavy | unwanted)) == []
+    own = [name for name in loaded if name.startswith("snapshotd")]
+    assert len(own) <= 68, f"a module is 0.3 ms: {sorted(own)}"
 
 
 def test_names_cannot_command_a_terminal() -> None:
