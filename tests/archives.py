@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import tarfile
@@ -61,3 +62,16 @@ def fixed_checksum(header: bytearray, kind: bytes | None = None) -> bytes:
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
     return bytes(header)
+
+
+NO_REDIRECTS = (
+    (b"", errno.EINVAL),
+    (b"/", errno.EINVAL),
+    (b"/a/", errno.EINVAL),
+    (b"//a", errno.EINVAL),
+    (b"a/b", errno.EINVAL),
+    (b"..", errno.EACCES),
+    (b"/../../etc", errno.EACCES),
+    (b".", errno.EACCES),
+)
+"""Values of `overlay.redirect` that lead nowhere, and the error of the kernel."""

@@ -191,6 +191,14 @@ def docker_engine(docker_daemon: dockerd.Engine) -> str:
 
 
 @pytest.fixture(scope="module")
+def nobody_adopts_orphans() -> None:
+    """The drivers' own tests made this process a child subreaper. For those that kill daemons it must not be one: what a
+    killed daemon leaves would become its children, which it never reaps, while on a real machine they go to the first
+    process."""
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 0)
+
+
+@pytest.fixture(scope="module")
 def empty_snap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
     """A daemon of the module's own, without an image: hooks need none."""
     from tests.e2e.support import Snap  # most tests have no daemon

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 UMOUNT_S = 60.0
 _MAKE = {
     "xfs": ("mkfs.xfs", "-q", "-f", "-m", "reflink=1"),
@@ -132,3 +134,17 @@ def filled(disk: Disk, left_bytes: int) -> Iterator[Callable[[], None]]:
         yield fill
     finally:
         path.unlink()
+
+
+@contextmanager
+def memory_disk(folder: Path, size: str) -> Iterator[Path]:
+    """An empty file system in memory that is full after so many bytes, as `mount` takes them. Skips where there is no root."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    path = folder / "disk"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "snapshotd-test-small", path], check=True, timeout=30)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", path], check=True, timeout=30)

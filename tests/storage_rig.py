@@ -573,14 +573,6 @@ def another_boot(state_dir: Path) -> None:
         catalog.close()
 
 
-def instance_of(state_dir: Path) -> str:
-    """The name that the state directory's containers and run directory have."""
-    with sqlite3.connect(f"file:{state_dir}/catalog.db?mode=ro", uri=True) as db:
-        (name,) = db.execute("select value from meta where key = 'instance'").fetchone()
-    db.close()
-    return str(name)
-
-
 def kill_containers(instance: str) -> None:
     """What a loss of power does to sandboxes whose daemon was killed: SIGKILL to every process in their cgroups, until
     none is left."""

@@ -17,22 +17,16 @@ import pytest
 
 from snapshotd import failpoints
 from snapshotd.errors import InternalError, SnapshotdError
-from snapshotd.kernel import processes, syscalls
+from snapshotd.kernel import processes
 from snapshotd.types import NO_ISOLATION
 from tests import long, way
 from tests.leftovers import nothing_left
 from tests.storage_rig import Daemon, Line, World, clean, wait_until
 
-pytestmark = pytest.mark.runc
+pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("nobody_adopts_orphans")]
 
 NO_LAYERS = {"SNAPSHOTD_LAYER_BUDGET": "0"}
 ALL_LAYERS = {"SNAPSHOTD_LAYER_BUDGET": str(1 << 40)}
-
-
-@pytest.fixture(autouse=True)
-def nobody_adopts_orphans() -> None:
-    """What a killed daemon leaves must go to the first process, as on a real machine, and not to this one."""
-    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 0)
 
 
 @pytest.fixture(scope="module")

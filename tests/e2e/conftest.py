@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.kernel import syscalls
 from tests import built_images, forked, way
 from tests.e2e.default_image import default_archive
 from tests.e2e.page_rig import chromium, person  # noqa: F401 - fixtures
@@ -26,15 +25,8 @@ def runtime(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(autouse=True)
-def nobody_adopts_orphans() -> None:
-    """The drivers' own tests made this process a child subreaper. Here it must not be one: what a killed daemon leaves
-    would become its children, which it never reaps, while on a real machine they go to the first process."""
-    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 0)
-
-
 @pytest.fixture(autouse=True, scope="module")
-def forked_daemons() -> Iterator[None]:
+def forked_daemons(nobody_adopts_orphans: None) -> Iterator[None]:
     """A daemon that a test's own client starts is forked, as those are that commands start."""
     with forked.daemons():
         yield

@@ -95,3 +95,26 @@ def run_suite(suite: str, folder: Path, snap: Snap, report: Path) -> tuple[int, 
     cases = list(ElementTree.parse(report).iter("testcase"))
     failed = {case.attrib["name"] for case in cases if len(case) and case[0].tag in ("failure", "error", "skipped")}
     return len(cases) - len(failed), failed
+
+
+def run_program(
+    name: str,
+    folder: Path,
+    snap: Snap,
+    place: Path,
+    *words: object,
+    code: int = 0,
+    env: Mapping[str, str] | None = None,
+) -> str:
+    """Run a program of `programs` in the folder `place`, with a framework's packages, to its end with this exit code; what
+    it printed."""
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("programs") / name, *map(str, words)],
+        env={**snap.env, "PYTHONPATH": f"{folder}:{ROOT}", **(env or {})},
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout

@@ -4,19 +4,16 @@ goes back, forks and is killed together with its files."""
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.plug_rig import ROOT, packages, run_suite
+from tests.e2e.plug_rig import packages, run_program, run_suite
 from tests.e2e.support import Snap
 
 PINS = ("langchain-tests==1.1.9", "deepagents==0.7.32", "langgraph==1.2.24")
-PROGRAM = Path(__file__).with_name("programs") / "deepagents_agent.py"
 pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("plugged"), pytest.mark.timeout(300)]
 UPSTREAM = {
     # deepagents 0.7.32 answers absolute paths, where the suite 1.1.9 still wants relative ones
@@ -46,16 +43,7 @@ def test_the_suite_of_langchain(
 
 
 def run(folder: Path, snap: Snap, place: Path, *words: object, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, PROGRAM, place / "agent.db", *map(str, words)],
-        env={**snap.env, "PYTHONPATH": f"{folder}:{ROOT}"},
-        cwd=place,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout
+    return run_program("deepagents_agent.py", folder, snap, place, place / "agent.db", *words, code=code)
 
 
 def test_a_thread_goes_back_and_forks_with_its_sandbox(folder: Path, plugged: Snap, tmp_path: Path) -> None:

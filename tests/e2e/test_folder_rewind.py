@@ -17,32 +17,21 @@ from snapshotd.catalog.sqlite import SqliteCatalog
 from tests import long
 from tests.e2e.hooked import Agent
 from tests.e2e.support import Snap, wait_until
-from tests.leftovers import nothing_left
-
-
-@pytest.fixture(scope="module")
-def hook_snap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
-    """A daemon that these tests may kill."""
-    snap = Snap(tmp_path_factory.mktemp("r") / "state")
-    snap("ls")
-    yield snap
-    snap.stop_daemon()
-    nothing_left(snap.state_dir, running=False)
 
 
 @pytest.fixture
-def agents(hook_snap: Snap, tmp_path: Path) -> Iterator[list[Agent]]:
+def agents(empty_snap: Snap, tmp_path: Path) -> Iterator[list[Agent]]:
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "notes").write_text("mine\n")
     (folder / ".gitignore").write_text("*.log\n")
-    found = [Agent(hook_snap, folder, name) for name in ("s-1", "s-2")]
+    found = [Agent(empty_snap, folder, name) for name in ("s-1", "s-2")]
     found[0].hook("SessionStart")
     yield found
     for one in found:
         one.close()
-    for line in hook_snap.json("ls"):
-        hook_snap("rm", "--force", line["id"])
+    for line in empty_snap.json("ls"):
+        empty_snap("rm", "--force", line["id"])
 
 
 @pytest.fixture

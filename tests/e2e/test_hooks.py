@@ -19,26 +19,16 @@ from tests.leftovers import nothing_left
 NOBODY = 65534
 
 
-@pytest.fixture(scope="module")
-def hook_snap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
-    """A daemon that these tests may kill. It needs no image and no container."""
-    snap = Snap(tmp_path_factory.mktemp("h") / "state")
-    snap("ls")
-    yield snap
-    snap.stop_daemon()
-    nothing_left(snap.state_dir, running=False)
-
-
 @pytest.fixture
-def claude(hook_snap: Snap, tmp_path: Path) -> Iterator[Claude]:
+def claude(empty_snap: Snap, tmp_path: Path) -> Iterator[Claude]:
     folder = tmp_path / "project"
     (folder / "src").mkdir(parents=True)
     (folder / "src" / "main.py").write_text("print(1)\n")
     (folder / "notes").write_text("mine\n")
     (folder / ".gitignore").write_text("*.log\nbuild/\n!keep.log\n")
-    yield Claude(hook_snap, folder)
-    for line in hook_snap.json("ls"):  # the next test looks through all that there are
-        hook_snap("rm", "--force", line["id"])
+    yield Claude(empty_snap, folder)
+    for line in empty_snap.json("ls"):  # the next test looks through all that there are
+        empty_snap("rm", "--force", line["id"])
 
 
 def test_each_call_has_a_snapshot_with_what_its_command_changed(claude: Claude) -> None:
@@ -289,7 +279,7 @@ def test_a_trajectory_that_was_cut_off_at_its_beginning(claude: Claude) -> None:
 
 
 @pytest.fixture
-def user(hook_snap: Snap) -> Iterator[Claude]:
+def user(empty_snap: Snap) -> Iterator[Claude]:
     """Claude Code of a user without rights, in a folder of that user."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as place:
         os.chmod(place, 0o755)
@@ -298,13 +288,13 @@ def user(hook_snap: Snap) -> Iterator[Claude]:
         (folder / "own").write_text("own\n")
         for path in (folder, folder / "own", Path(place)):
             os.chown(path, NOBODY, NOBODY)
-        found = Claude(hook_snap, folder)
+        found = Claude(empty_snap, folder)
         found.run_as = NOBODY
         shutil.copy(SEND, place)
         found.program = ["/usr/bin/python3", "-I", "-S", f"{place}/send.py"]
         yield found
-    for line in hook_snap.json("ls"):
-        hook_snap("rm", "--force", line["id"])
+    for line in empty_snap.json("ls"):
+        empty_snap("rm", "--force", line["id"])
 
 
 def _as_user(claude: Claude, command: str) -> None:
@@ -405,8 +395,8 @@ def test_a_change_that_only_the_content_shows(claude: Claude) -> None:
     ]
 
 
-def test_a_folder_that_holds_more_than_a_project_is_refused(hook_snap: Snap) -> None:
-    there = Claude(hook_snap, Path("/etc"))
+def test_a_folder_that_holds_more_than_a_project_is_refused(empty_snap: Snap) -> None:
+    there = Claude(empty_snap, Path("/etc"))
     assert "more than a project" in there.send("hook", "claude", data='{"hook_event_name": "SessionStart"}')
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.plug_rig import ROOT, packages, run_suite
+from tests.e2e.plug_rig import packages, run_program, run_suite
 from tests.e2e.support import Snap
 
 PINS = ("inspect-ai==0.3.285", "pytest-asyncio==1.5.0", "pytest==9.2.0")
-PROGRAM = Path(__file__).with_name("programs") / "inspect_agent.py"
 pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("plugged"), pytest.mark.timeout(300)]
 
 
@@ -34,16 +31,8 @@ def test_the_self_check(
 
 
 def run(folder: Path, snap: Snap, place: Path, *words: object) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, PROGRAM, place / "logs", *map(str, words)],
-        env={**snap.env, "PYTHONPATH": f"{folder}:{ROOT}", "HOME": str(place)},
-        cwd=place,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    said = run_program("inspect_agent.py", folder, snap, place, place / "logs", *words, env={"HOME": str(place)})
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
     return found
 
 

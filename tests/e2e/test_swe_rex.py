@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from tests.e2e.model_rig import INSTALL_TIMEOUT_S
-from tests.e2e.plug_rig import ROOT, check_page, packages, run_suite
+from tests.e2e.plug_rig import ROOT, check_page, packages, run_program, run_suite
 from tests.e2e.support import Snap
 from tests.kept import cached
 
 VERSION = "1.4.0"
 PINS = (f"swe-rex=={VERSION}", "aiohttp==3.14.5", "pytest-asyncio==1.5.0", "pytest==9.2.0")
 QUIET = {"SWE_REX_LOG_STREAM_LEVEL": "ERROR"}  # it logs to standard output
-PROGRAM = Path(__file__).with_name("programs") / "rex_agent.py"
 pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("plugged"), pytest.mark.timeout(300)]
 NOT_OURS = {
     # it wants the shell to say `Killed` of a pager that an interrupt ends, which here has been ended when its time was over
@@ -61,16 +60,7 @@ def test_its_own_suite(
 
 
 def run(folder: Path, snap: Snap, place: Path, *words: object, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, PROGRAM, place / "notes.json", *map(str, words)],
-        env={**snap.env, "PYTHONPATH": f"{folder}:{ROOT}", **QUIET},
-        cwd=place,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout
+    return run_program("rex_agent.py", folder, snap, place, place / "notes.json", *words, code=code, env=QUIET)
 
 
 def test_a_shell_goes_back_and_forks_with_its_files(folder: Path, plugged: Snap, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import pickle
 import random
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -27,6 +26,7 @@ from snapshotd.store.memory import MemoryStore
 from snapshotd.types import BlobID
 from tests import forked, long
 from tests.faulty_store import Fault, FaultyStore, Script
+from tests.loop_disk import memory_disk
 from tests.model import repo_crash_child
 from tests.model.repo_world import KEY, Author, Opened, Saved, is_as_saved, load, open_reader, roots_of, save, silent
 
@@ -382,16 +382,8 @@ def test_it_works_on_a_full_disk(tmp_path: Path) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 60 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
-    path = tmp_path / "disk"
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60m", "snapshotd-test-gc", str(path)], check=True, timeout=30)
-    try:
+    with memory_disk(tmp_path, "60m") as path:
         yield path
-    finally:
-        subprocess.run(["umount", str(path)], check=True, timeout=30)
 
 
 def use_up(disk: Path) -> None:

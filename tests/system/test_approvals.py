@@ -23,12 +23,6 @@ PENDING = ApprovalStatus.PENDING
 WAIT_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def engine(small_root: Path) -> Iterator[Engine]:
-    with mind_rig.engine(small_root) as opened:
-        yield opened
-
-
 @pytest.fixture
 def agent(engine: Engine) -> Agent:
     engine.approvals._approvals.policy.path.unlink(missing_ok=True)

@@ -21,25 +21,19 @@ from snapshotd.api.wire import lock_path_of
 from snapshotd.client.results import Policy
 from snapshotd.daemon.lock import lock_holder
 from snapshotd.errors import OutOfSpace, Unsupported
-from snapshotd.kernel import mounts, syscalls
+from snapshotd.kernel import mounts
 from tests import long
 from tests.capabilities import layer_naming, require
 from tests.leftovers import nothing_left
 from tests.loop_disk import Disk, filled, loop_disk
 from tests.storage_rig import Daemon, Line, World, clean, in_own_mount_namespace, wait_until
 
-pytestmark = pytest.mark.runc
+pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("nobody_adopts_orphans")]
 
 DISK_BYTES = 900 << 20
 SMALL_DISK_BYTES = 400 << 20
 LEFT_BYTES = (0, 100 << 10, 3 << 20)[: long.size(1, 3)]
 """How much of the disk the filler leaves."""
-
-
-@pytest.fixture(autouse=True)
-def nobody_adopts_orphans() -> None:
-    """What a killed daemon leaves must go to the first process, as on a real machine, and not to this one."""
-    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 0)
 
 
 class Rig:

@@ -15,14 +15,13 @@ from pathlib import Path
 import pytest
 
 from snapshotd.errors import DataLoss, OutOfSpace, Unsupported
-from snapshotd.kernel import syscalls
 from tests import long
 from tests.capabilities import require
 from tests.leftovers import nothing_left
 from tests.loop_disk import Disk, loop_disk
 from tests.storage_rig import Daemon, in_own_mount_namespace, wait_until
 
-pytestmark = pytest.mark.runc
+pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("nobody_adopts_orphans")]
 
 DISK_BYTES = 480 << 20
 MAX_STEPS = 40
@@ -34,12 +33,6 @@ Content = dict[str, tuple[int, int]]
 """What is below /workspace: name to size and sum. Random words that were replaced by zeros, or cut off, have another
 sum."""
 SEEDS = range(long.SEED, long.SEED + ROUNDS) if long.LONG else range(1, 2)
-
-
-@pytest.fixture(autouse=True)
-def nobody_adopts_orphans() -> None:
-    """What a killed daemon leaves must go to the first process, as on a real machine, and not to this one."""
-    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 0)
 
 
 def _content(root: Path) -> Content:

@@ -9,19 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.kernel import syscalls
 from tests.capabilities import require
 from tests.leftovers import nothing_left
 from tests.loop_disk import filled, loop_disk
 from tests.storage_rig import Daemon, in_own_mount_namespace, wait_until
 
-pytestmark = pytest.mark.runc
-
-
-@pytest.fixture(autouse=True)
-def nobody_adopts_orphans() -> None:
-    """What the daemon leaves must go to the first process, and not to this one."""
-    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 0)
+pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("nobody_adopts_orphans")]
 
 
 SCRIPT = "trap 'exit 0' USR1; : snapshotd-test-waits; while :; do sleep 0.1; done"

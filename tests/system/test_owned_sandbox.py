@@ -4,9 +4,8 @@ meanwhile."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from snapshotd.engine.past import editing, effects
 from snapshotd.engine.runs import commands
 from snapshotd.errors import Conflict, OutOfSpace, SandboxFailed
 from snapshotd.types import CallStatus, Snapshot, TrajectoryStatus
-from tests import mind_rig
 from tests.e2e.support import wait_until
 from tests.mind_rig import Agent
 
@@ -35,17 +33,6 @@ OTHERS: dict[str, Callable[[Agent, Snapshot], object]] = {
     "undo": lambda agent, _: agent.engine.branching.undo(agent.id),
     "retry": lambda agent, _: agent.engine.branching.retry(agent.id, "task", resume=False),
 }
-
-
-@pytest.fixture(scope="module")
-def engine(small_root: Path) -> Iterator[Engine]:
-    with mind_rig.engine(small_root) as opened:
-        yield opened
-
-
-@pytest.fixture
-def agent(engine: Engine) -> Agent:
-    return mind_rig.agent(engine)
 
 
 def execute(agent: Agent, script: str, sink: Callable[[str, bytes], object] = lambda *_: None) -> ExecResult:

@@ -17,33 +17,17 @@ import pytest
 
 from snapshotd.client.results import Policy
 from snapshotd.errors import SnapshotdError
-from snapshotd.kernel import syscalls
 from tests import long
 from tests.capabilities import require
-from tests.leftovers import nothing_left
+from tests.leftovers import instance_of, nothing_left
 from tests.loop_disk import Disk, loop_disk
-from tests.storage_rig import (
-    Daemon,
-    Line,
-    World,
-    another_boot,
-    clean,
-    in_own_mount_namespace,
-    instance_of,
-    kill_containers,
-)
+from tests.storage_rig import Daemon, Line, World, another_boot, clean, in_own_mount_namespace, kill_containers
 
-pytestmark = pytest.mark.runc
+pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("nobody_adopts_orphans")]
 
 ROUNDS = long.size(1, 30)
 SEED = long.SEED
 MAX_LINES = 4
-
-
-@pytest.fixture(autouse=True)
-def nobody_adopts_orphans() -> None:
-    """What a killed daemon leaves must go to the first process, as on a real machine, and not to this one."""
-    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 0)
 
 
 @pytest.mark.timeout(3600)

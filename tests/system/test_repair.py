@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -21,16 +20,10 @@ from tests.e2e.support import wait_until
 pytestmark = pytest.mark.runc
 
 
-@pytest.fixture(scope="module")
-def only(small_root: Path) -> Iterator[Engine]:
-    with mind_rig.engine(small_root) as opened:
-        yield opened
-
-
 @pytest.fixture
-def engine(only: Engine) -> Iterator[Engine]:
-    yield only
-    mind_rig.clear(only)
+def engine(engine: Engine) -> Iterator[Engine]:
+    yield engine
+    mind_rig.clear(engine)
 
 
 def test_nothing_is_stored_again_on_a_damaged_tree(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

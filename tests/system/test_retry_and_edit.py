@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from snapshotd.engine.base import EditRequest, FileEdit
-from snapshotd.engine.engine import Engine
 from snapshotd.engine.mind.replay import Kept, Replay
 from snapshotd.errors import Conflict, NotFound, UsageError
 from snapshotd.types import CallStatus, EntryKind, SideEffect
-from tests import mind_rig
 from tests.mind_rig import Agent, message
 
 pytestmark = pytest.mark.runc
-
-
-@pytest.fixture(scope="module")
-def engine(small_root: Path) -> Iterator[Engine]:
-    with mind_rig.engine(small_root) as opened:
-        yield opened
-
-
-@pytest.fixture
-def agent(engine: Engine) -> Agent:
-    return mind_rig.agent(engine)
 
 
 # -- retry -------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,12 +19,6 @@ from tests import long, mind_rig
 pytestmark = pytest.mark.runc
 MANY = long.size(4_000, 20_000)
 ROUNDS = 3
-
-
-@pytest.fixture(scope="module")
-def engine(small_root: Path) -> Iterator[Engine]:
-    with mind_rig.engine(small_root) as opened:
-        yield opened
 
 
 @contextmanager

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
@@ -15,17 +12,6 @@ from tests import mind_rig
 from tests.mind_rig import Agent
 
 pytestmark = pytest.mark.runc
-
-
-@pytest.fixture(scope="module")
-def engine(small_root: Path) -> Iterator[Engine]:
-    with mind_rig.engine(small_root) as opened:
-        yield opened
-
-
-@pytest.fixture
-def agent(engine: Engine) -> Agent:
-    return mind_rig.agent(engine)
 
 
 def two_steps(agent: Agent) -> tuple[Snapshot, Snapshot]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,16 +12,9 @@ from snapshotd.engine.engine import Engine
 from snapshotd.engine.secrecy import TENANT
 from snapshotd.errors import NotFound, UsageError
 from snapshotd.types import DEFAULT_TENANT
-from tests import mind_rig
 from tests.mind_rig import Agent
 
 pytestmark = pytest.mark.runc
-
-
-@pytest.fixture(scope="module")
-def engine(small_root: Path) -> Iterator[Engine]:
-    with mind_rig.engine(small_root) as opened:
-        yield opened
 
 
 def _begun(engine: Engine, tenant: str) -> Agent:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -24,16 +23,10 @@ COPIED = "sleep 600 < /dev/null > /dev/null 2>&1 & echo {0} > file{0}"
 SEALED = "echo {0} > file{0}"
 
 
-@pytest.fixture(scope="module")
-def only(small_root: Path) -> Iterator[Engine]:
-    with mind_rig.engine(small_root) as opened:
-        yield opened
-
-
 @pytest.fixture
-def engine(only: Engine) -> Iterator[Engine]:
-    yield only
-    mind_rig.clear(only)
+def engine(engine: Engine) -> Iterator[Engine]:
+    yield engine
+    mind_rig.clear(engine)
 
 
 def refuse(*_: object, **__: object) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from snapshotd.client import autostart
+from snapshotd.client import Sandbox, autostart
 from snapshotd.client.client import Snapshotd
+from snapshotd.types import new_id
 from tests import forked
 
 SMALL_DAEMON = Path(__file__).parents[2] / "small_daemon.py"
@@ -127,3 +128,13 @@ def damage(daemon: Daemon) -> None:
 def environment(daemon: Daemon) -> dict[str, str]:
     """What commands in processes of their own find this daemon by."""
     return {**os.environ, "SNAPSHOTD_STATE_DIR": str(daemon.state_dir), "SNAPSHOTD_SOCKET": str(daemon.socket_path)}
+
+
+@pytest.fixture
+def client(shared_daemon: Daemon) -> Snapshotd:
+    return shared_daemon.client
+
+
+@pytest.fixture
+def box(client: Snapshotd, workspace: Path) -> Sandbox:
+    return Sandbox.create(name=f"box-{new_id()[:8]}", workspace=workspace, client=client)

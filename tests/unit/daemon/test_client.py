@@ -33,20 +33,9 @@ from snapshotd.errors import (
     UsageError,
     VersionMismatch,
 )
-from snapshotd.types import new_id
 from tests.unit.daemon.process import Daemon, start_small_ones
 
 pytestmark = pytest.mark.usefixtures("both_clients")
-
-
-@pytest.fixture
-def client(shared_daemon: Daemon) -> Snapshotd:
-    return shared_daemon.client
-
-
-@pytest.fixture
-def box(client: Snapshotd, workspace: Path) -> Sandbox:
-    return Sandbox.create(name=f"box-{new_id()[:8]}", workspace=workspace, client=client)
 
 
 def test_sizes_are_taken_as_the_command_line_takes_them(client: Snapshotd) -> None:

@@ -4,7 +4,6 @@ snapshots."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -13,19 +12,8 @@ from snapshotd.client.results import MessageInfo
 from snapshotd.errors import Conflict, NotFound, SandboxFailed, Undecided, Unsupported, UsageError
 from snapshotd.types import new_id
 from tests.unit.daemon.asking import eventually
-from tests.unit.daemon.process import Daemon
 
 pytestmark = [pytest.mark.usefixtures("both_clients"), pytest.mark.same_verbs]
-
-
-@pytest.fixture
-def client(shared_daemon: Daemon) -> Snapshotd:
-    return shared_daemon.client
-
-
-@pytest.fixture
-def box(client: Snapshotd, workspace: Path) -> Sandbox:
-    return Sandbox.create(name=f"box-{new_id()[:8]}", workspace=workspace, client=client)
 
 
 def test_journal_state_and_tasks_of_a_snapshot(box: Sandbox) -> None:

@@ -22,16 +22,6 @@ MIB = 1 << 20
 pytestmark = [pytest.mark.usefixtures("both_clients"), pytest.mark.same_verbs]
 
 
-@pytest.fixture
-def client(shared_daemon: Daemon) -> Snapshotd:
-    return shared_daemon.client
-
-
-@pytest.fixture
-def box(client: Snapshotd, workspace: Path) -> Sandbox:
-    return Sandbox.create(name=f"box-{new_id()[:8]}", workspace=workspace, client=client)
-
-
 # -- waiting -----------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import tarfile
 import zlib
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,16 +26,6 @@ from tests import long
 from tests.archives import archive, directory, entry, link, pax_record, raw_header
 from tests.unit.engine import bundles
 from tests.unit.engine.bundles import POLICY, STEPS, World, forged, members
-
-
-@pytest.fixture
-def worlds(tmp_path: Path) -> Iterator[tuple[World, World]]:
-    """Where it comes from, and where it goes to."""
-    (tmp_path / "root").mkdir()
-    here, there = World(tmp_path / "here"), World(tmp_path / "there")
-    yield here, there
-    here.close()
-    there.close()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,6 @@ from tests.records import begin, committed, ended_entry, follow, fork, make_call
 from tests.unit.engine.bundles import STEPS, World, forged, members
 
 NO_OUTPUTS = {"output": None, "stdout": None, "stderr": None}
-
-
-@pytest.fixture
-def worlds(tmp_path: Path) -> Iterator[tuple[World, World]]:
-    """Where it comes from, and where it goes to."""
-    (tmp_path / "root").mkdir()
-    here, there = World(tmp_path / "here"), World(tmp_path / "there")
-    yield here, there
-    here.close()
-    there.close()
 
 
 @pytest.fixture

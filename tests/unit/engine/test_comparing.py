@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,15 +13,9 @@ from snapshotd.engine.engine import Engine
 from snapshotd.engine.experiments.base import Attendance, ExperimentRequest, Scorer
 from snapshotd.engine.experiments.comparing import _align, compare
 from snapshotd.errors import NotFound, UsageError
-from tests.small_engine import execute, small_engine
+from tests.small_engine import execute
 
 PLAIN = SandboxRequest(runtime="none")
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with small_engine() as opened:
-        yield opened
 
 
 class _Removing:

@@ -21,7 +21,6 @@ from snapshotd.scores import STOPPED
 from snapshotd.secrets.vault import FileVault
 from snapshotd.types import Experiment, ExperimentID
 from tests.mind_rig import clear
-from tests.small_engine import small_engine
 
 TEXT = """\
 from = "{}"
@@ -90,12 +89,6 @@ class Kept:
         experiments = ExperimentService(self.engine.experiments._services, self.catalog, self.secrecy)
         experiments.start()
         return experiments
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with small_engine() as opened:
-        yield opened
 
 
 @pytest.fixture

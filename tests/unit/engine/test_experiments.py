@@ -21,7 +21,6 @@ from snapshotd.scores import ExperimentInfo
 from snapshotd.secrets.vault import FileVault
 from snapshotd.types import SnapshotID, TrajectoryStatus
 from tests.mind_rig import clear
-from tests.small_engine import small_engine
 from tests.storage_rig import wait_until
 
 PLAIN = SandboxRequest(runtime="none")
@@ -46,12 +45,6 @@ class Bench:
         self.create(source, *map(Variant, labels))
         deque(self.experiments.events("way"), 0)
         return self.experiments.get("way")
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with small_engine() as opened:
-        yield opened
 
 
 @pytest.fixture

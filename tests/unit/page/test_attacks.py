@@ -10,7 +10,6 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,6 @@ from snapshotd.page.server import PAGE_KEY, PageServer
 from tests.unit.page.browser import AWAY, Browser, serving
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with serving(PageServer(str(tmp_path / "daemon.sock"))) as browser:
-        yield browser
 
 
 @pytest.fixture

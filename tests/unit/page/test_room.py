@@ -10,7 +10,6 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +17,8 @@ import snapshotd.serving
 from snapshotd.page import server
 from snapshotd.page.owner import find_owner
 from snapshotd.page.room import OTHER_MAX, OTHERS_MAX, OWN_MAX
-from snapshotd.page.server import PageServer
 from tests.capabilities import require
-from tests.unit.page.browser import AWAY, Browser, serving
+from tests.unit.page.browser import AWAY, Browser
 
 _STRANGER = 54321
 
@@ -35,12 +33,6 @@ def _acting_as(uid: int) -> Iterator[None]:
         yield
     finally:
         libc.setfsuid(os.geteuid())
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with serving(PageServer(str(tmp_path / "daemon.sock"))) as browser:
-        yield browser
 
 
 def _hold(browser: Browser, count: int, sent: bytes = b"") -> list[socket.socket]:

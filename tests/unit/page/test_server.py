@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 import urllib.parse
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,7 @@ import pytest
 from snapshotd.api.operations import ADMIN, OPERATIONS
 from snapshotd.errors import Conflict
 from snapshotd.page.server import PageServer
-from tests.unit.page.browser import AWAY, Browser, serving
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with serving(PageServer(str(tmp_path / "daemon.sock"))) as browser:
-        yield browser
+from tests.unit.page.browser import AWAY, Browser
 
 
 @pytest.fixture

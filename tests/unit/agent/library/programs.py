@@ -279,3 +279,18 @@ MODELS = """
         else: raise SystemExit("accepted")
     print("ran", *ran)
 """
+
+
+THREADS = """
+    import threading
+    from concurrent.futures import ThreadPoolExecutor
+    from snapshotd.agent import message, tool
+    barrier = threading.Barrier(8)
+    @tool
+    def work(n):
+        barrier.wait(30)                    # all eight are inside at the same time
+        message("tool", n)
+        return n
+    with ThreadPoolExecutor(8) as pool:
+        assert sorted(pool.map(work, range(80))) == list(range(80))
+"""

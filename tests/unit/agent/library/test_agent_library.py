@@ -13,6 +13,7 @@ import pytest
 from snapshotd.errors import OutOfSpace
 from tests.agent_daemon import FakeDaemon
 from tests.agent_peer import PAGE
+from tests.unit.agent.library.programs import THREADS
 
 pytestmark = pytest.mark.usefixtures("server")
 Run = Callable[..., Any]
@@ -245,19 +246,7 @@ def test_a_tool_in_a_tool_is_part_of_the_outer_one(recorder: Any, run_agent: Run
 
 
 def test_threads_in_parallel(recorder: Any, run_agent: Run) -> None:
-    run_agent("""
-        import threading
-        from concurrent.futures import ThreadPoolExecutor
-        from snapshotd.agent import message, tool
-        barrier = threading.Barrier(8)
-        @tool
-        def work(n):
-            barrier.wait(30)                    # all eight are inside at the same time
-            message("tool", n)
-            return n
-        with ThreadPoolExecutor(8) as pool:
-            assert sorted(pool.map(work, range(80))) == list(range(80))
-    """)
+    run_agent(THREADS)
     assert sorted(call["result"] for call in recorder.named("work")) == list(range(80))
     assert sorted(entry["content"] for entry in recorder.conversation) == list(range(80))
     assert len(recorder.pids) == 1

@@ -19,6 +19,7 @@ from library_rig import Shell, meanwhile, run
 from programs import OUTCOMES
 
 from tests.agent_daemon import FakeDaemon
+from tests.unit.agent.library.programs import THREADS
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 DEATHS = ("arriving", "before", "after", "answering")
@@ -373,19 +374,7 @@ def test_threads_lose_nothing(daemon: FakeDaemon, server: FakeDaemon, run_agent:
             daemon.deaths[op] = "after"
 
     daemon.deaths, daemon.at_death = {"call_begin": "before"}, at_death
-    run_agent("""
-        import threading
-        from concurrent.futures import ThreadPoolExecutor
-        from snapshotd.agent import message, tool
-        barrier = threading.Barrier(8)
-        @tool
-        def work(n):
-            barrier.wait(30)                    # all eight are open at the same time
-            message("tool", n)
-            return n
-        with ThreadPoolExecutor(8) as pool:
-            assert sorted(pool.map(work, range(80))) == list(range(80))
-    """)
+    run_agent(THREADS)
     assert sorted(call["result"] for call in daemon.named("work")) == list(range(80))
     assert sorted(entry["content"] for entry in daemon.conversation) == list(range(80))
     assert len(daemon.pids) == 14
