@@ -36,7 +36,7 @@ def leftovers(state_dir: Path, *, running: bool) -> list[str]:
             found.append(f"cgroup {hierarchy}")
     mounts = Path("/proc/self/mountinfo").read_text()
     found += [f"mount {line.split()[4]}" for line in mounts.splitlines() if str(state_dir) in line]
-    attached = [p for p in Path("/sys/block").glob("loop*/loop/backing_file") if str(state_dir) in _text(p)]
+    attached = [p for p in Path("/sys/block").glob("loop*/loop/backing_file") if str(state_dir) in text_of(p)]
     if len(attached) > (1 if running else 0):
         found += [f"loop device {p.parts[3]}" for p in attached]
     containers = run_root() / instance / "c"
@@ -58,7 +58,7 @@ def _directories(path: Path) -> list[Path]:
     return [path / name for _, names, _ in islice(os.walk(path), 1) for name in names]
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
     """What a file says; nothing if it has just gone."""
     try:
         return path.read_text()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from snapshotd.catalog.base import Catalog
+from snapshotd.engine.storing.records import Record, encode
 from snapshotd.errors import NotFound
 from snapshotd.types import (
     AgentSpec,
@@ -372,3 +373,16 @@ def trees_of(catalog: Catalog) -> set[TreeID]:
     """The trees of all snapshots and images."""
     every = (*catalog.all_snapshots(), *catalog.images.list())
     return {one.tree for one in every if one.tree is not None}
+
+
+def encoded(record: Record) -> bytes:
+    """A record as it is stored."""
+    return encode(
+        record.snapshot,
+        record.trajectory,
+        record.image,
+        record.messages,
+        record.unknown,
+        entries=record.entries,
+        state=record.state,
+    )

@@ -3,12 +3,16 @@ in a second."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from snapshotd.kernel import syscalls
 
 _PROGRAMS = (
     "sh",
@@ -109,3 +113,25 @@ def _copy(source: Path, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, target)
         target.chmod(0o755)
+
+
+@contextlib.contextmanager
+def swapped(root: Path) -> Iterator[None]:
+    """In the block the directory `dir` of a root and `link`, a link to the folder `outside` beside the root, are exchanged
+    again and again."""
+    stop = threading.Event()
+    (root / "link").symlink_to(root.parent / "outside")
+
+    def swap() -> None:
+        fd = os.open(root, os.O_RDONLY)
+        while not stop.is_set():
+            syscalls.call("renameat2", fd, b"dir", fd, b"link", 2)  # RENAME_EXCHANGE
+        os.close(fd)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

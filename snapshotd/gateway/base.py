@@ -261,23 +261,6 @@ class TurnRequest:
             for number, call_id, content, is_error in found
         ]
 
-    @cached_property
-    def tool_results(self) -> list[ToolResult]:
-        """The results that this request hands to the model: the ones after the model's last words.
-
-        Where calls and results alternate without any other words of the model between (some clients of the Responses
-        API write parallel calls so), older results may be among them: the recorder knows their ids.
-        """
-        first = len(self.items)
-        while first and not self._ends_results(self.items[first - 1]):
-            first -= 1
-        return self.results_since(first)
-
-    def _ends_results(self, item: dict[str, Any]) -> bool:
-        if not self.reader.from_model(item):
-            return False
-        return self.api is not Api.RESPONSES or not any(True for _ in self.reader.calls(item))
-
     def _names(self, wanted: set[str], before: int) -> dict[str, str]:
         """Names of these calls, looked for from message `before` backwards: they are usually close."""
         names: dict[str, str] = {}
@@ -339,10 +322,6 @@ class TurnReply:
         """True if the agent got no reply that it can go on with; its client may send the same request again."""
         return not self.complete or self.error is not None or not 200 <= self.status < 300
 
-    @property
-    def replayable(self) -> bool:
-        return self.complete and self.body is not None
-
 
 @dataclass(frozen=True, slots=True)
 class RecordedReply:
@@ -384,7 +363,7 @@ class GatewayHandler(Protocol):
         """Decide about a request that was read and not forwarded yet: returns a recorded reply to send, or the turn to
         forward.
 
-        With `request.tool_results` the calls they belong to have ended, and the agent waits for us: the moment for a
+        With results in the request the calls they belong to have ended, and the agent waits for us: the moment for a
         snapshot. Any SnapshotdError is sent to the agent (409 for Conflict, 403 for NotPermitted), and the turn is over.
         """
 

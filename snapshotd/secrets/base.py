@@ -57,10 +57,6 @@ class Vault(ABC):
         """The original, if one of `owners` has kept it; None if not, or if this is no marker."""
 
     @abstractmethod
-    def inherit(self, heir: TrajectoryID, owners: Collection[TrajectoryID]) -> None:
-        """Give `heir` a copy of everything that `owners` have kept, so that they can be forgotten. All or nothing."""
-
-    @abstractmethod
     def forget(self, trajectory: TrajectoryID) -> None:
         """Delete a trajectory's secrets. None is no error."""
 

@@ -113,20 +113,6 @@ class FileVault(Vault):
                     return self._unseal(owner, marker, sealed)
         return None
 
-    def inherit(self, heir: TrajectoryID, owners: Collection[TrajectoryID]) -> None:
-        with self._db.transaction():
-            self._sizes.pop(heir, None)
-            for owner in owners:
-                last = ""
-                while rows := self._db.read(
-                    "SELECT marker, sealed FROM secrets WHERE trajectory = ? AND marker > ? ORDER BY marker LIMIT 500",
-                    (owner, last),
-                ):
-                    for marker, sealed in rows:
-                        value = self._seal(heir, marker, self._unseal(owner, marker, sealed))
-                        self._db.write("INSERT OR IGNORE INTO secrets VALUES (?, ?, ?)", (heir, marker, value))
-                    last = rows[-1][0]
-
     def forget(self, trajectory: TrajectoryID) -> None:
         with self._db.transaction():
             self._db.write("DELETE FROM secrets WHERE trajectory = ?", (trajectory,))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import s3_service
 from tests.loop_disk import memory_disk
 
 
@@ -14,3 +15,10 @@ from tests.loop_disk import memory_disk
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     with memory_disk(tmp_path, "2m") as path:
         yield path
+
+
+@pytest.fixture(scope="module")
+def s3_bucket() -> Iterator[tuple[str, str]]:
+    """The address of a service, and a bucket in it."""
+    with s3_service.running() as endpoint:
+        yield endpoint, s3_service.make_bucket(endpoint)

@@ -15,18 +15,11 @@ from snapshotd.repo.fleet.base import segment_key
 from snapshotd.store.base import Store
 from snapshotd.store.memory import MemoryStore
 from snapshotd.store.s3 import S3Store
-from tests import s3_service
 from tests.faulty_store import Fault, FaultyStore, Script
 from tests.fleet_rig import GRACE_S, Kept, NewNode, Node, packs_in, tombstones_in, write
 from tests.model.repo_world import Author
 
 HOUR_S = 3600.0
-
-
-@pytest.fixture(scope="module")
-def s3_bucket() -> Iterator[tuple[str, str]]:
-    with s3_service.running() as endpoint:
-        yield endpoint, s3_service.make_bucket(endpoint)
 
 
 @pytest.fixture

@@ -301,7 +301,7 @@ def test_an_object_that_moved_is_found_again(packs: PackRepository, store: Faili
         with index.transaction():
             index.add_pack(index.packs()[0]._replace(id=pack_id))
             index.add_objects([entry._replace(pack=pack_id)])
-            index.remove_pack(entry.pack)
+            index.remove_empty_packs([entry.pack])
         store.delete(pack.pack_key(entry.pack))
         return found
 

@@ -26,7 +26,6 @@ from snapshotd.store.base import Store
 from snapshotd.store.local import LocalStore
 from snapshotd.store.memory import MemoryStore
 from snapshotd.store.s3 import S3Store
-from tests import s3_service
 from tests.contracts.store import CHECKS
 from tests.faulty_store import APPLIES, Fault, FaultyStore, Script, Seeded
 
@@ -34,13 +33,6 @@ over_each = pytest.mark.parametrize(
     "bare", ["local", "memory", pytest.param("s3", marks=pytest.mark.long)], indirect=True
 )
 """The wrapper of the tests does the same over each store: the long set has it over S3 too, which costs most."""
-
-
-@pytest.fixture(scope="module")
-def s3_bucket() -> Iterator[tuple[str, str]]:
-    """The address of a service, and a bucket in it."""
-    with s3_service.running() as endpoint:
-        yield endpoint, s3_service.make_bucket(endpoint)
 
 
 @pytest.fixture

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import socketserver
+import threading
+from collections.abc import Iterator
 
 ASK = """
 import socket, sys
@@ -34,3 +37,11 @@ def own_address() -> str:
         probe.connect(("203.0.113.80", 9))
         address: str = probe.getsockname()[0]
         return address
+
+
+@contextlib.contextmanager
+def hello_server() -> Iterator[tuple[str, int]]:
+    with Server((own_address(), 0), Hello) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        yield listening.server_address[0], listening.server_address[1]
+        listening.shutdown()

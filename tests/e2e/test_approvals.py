@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import http.server
 import json
 import signal
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from snapshotd.engine.mind.approval.policy import FILE_NAME
+from tests.e2e.listening import listening
 from tests.e2e.support import Snap, wait_until
 
 PROGRAM = """
@@ -211,35 +210,16 @@ def test_nobody_decides_in_time_and_the_policy_file(
     assert "line 1" in refused
 
 
-@contextmanager
-def _listening() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
-    """A server of somebody else's; the bodies that it got, each with its signature."""
-    got: list[tuple[str, bytes]] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            got.append((self.headers["X-Snapshotd-Signature"], body))
-            self.send_response(204 if len(got) != 1 else 503)  # the first has to be sent again
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}/hook", got
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 @pytest.mark.runc
 def test_a_webhook_and_a_watcher_are_told(own_snap: Snap, runc_ready: None, name: str, tmp_path: Path) -> None:
     snap = own_snap
-    with _listening() as (url, got):
+    got: list[tuple[str, bytes]] = []
+
+    def take(headers: Message, body: bytes) -> int:
+        got.append((headers["X-Snapshotd-Signature"], body))
+        return 204 if len(got) != 1 else 503  # the first has to be sent again
+
+    with listening(take) as url:
         (snap.state_dir / FILE_NAME).write_text(f'[webhook]\nurl = "{url}"\nsecret = "shared"\n')
         watcher = snap.follow("approvals", "--watch", "--json")
         assert watcher.stdout is not None

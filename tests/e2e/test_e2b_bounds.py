@@ -9,7 +9,6 @@ import resource
 import secrets
 import socket
 import sqlite3
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,7 +18,7 @@ import pytest
 
 from snapshotd.terms import DEFAULT_TENANT, TENANT_VARIABLE
 from tests.e2b_rig import Served, environment, served
-from tests.e2e.hello_server import ASK, Hello, Server, own_address
+from tests.e2e.hello_server import ASK, hello_server
 from tests.e2e.support import Snap
 
 pytestmark = pytest.mark.runc
@@ -45,10 +44,8 @@ def sdk(server: Served) -> Any:
 
 @pytest.fixture
 def hello() -> Iterator[tuple[str, int]]:
-    with Server((own_address(), 0), Hello) as listening:
-        threading.Thread(target=listening.serve_forever, daemon=True).start()
-        yield listening.server_address[0], listening.server_address[1]
-        listening.shutdown()
+    with hello_server() as address:
+        yield address
 
 
 def asked(box: Any, host: str, port: int) -> str:

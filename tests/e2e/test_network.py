@@ -9,14 +9,13 @@ import base64
 import contextlib
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from snapshotd.client import Sandbox, Snapshotd
-from tests.e2e.hello_server import ASK, Hello, Server, own_address
+from tests.e2e.hello_server import ASK, hello_server
 from tests.e2e.support import Snap, processes_with, wait_until
 
 HOSTILE = """
@@ -39,15 +38,12 @@ try:
 except OSError:
     print("no such name")
 """
-PROXY = b"snapshotd.egress.main"
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[str, int]]:
-    with Server((own_address(), 0), Hello) as listening:
-        threading.Thread(target=listening.serve_forever, daemon=True).start()
-        yield listening.server_address[0], listening.server_address[1]
-        listening.shutdown()
+    with hello_server() as address:
+        yield address
 
 
 def asked(snap: Snap, box: str, host: str, port: int) -> str:

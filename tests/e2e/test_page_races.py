@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 from snapshotd.client import Snapshotd
 from snapshotd.engine.mind.approval.policy import FILE_NAME
 from snapshotd.errors import Conflict
+from tests.e2e.listening import listening
 from tests.e2e.page_rig import Person
 from tests.e2e.support import Snap, wait_until
 from tests.long import SEED, size
@@ -52,32 +52,6 @@ def alone(own_snap: Snap) -> Iterator[None]:
         own_snap("rm", "--force", one["id"])
 
 
-@contextmanager
-def _chat() -> Iterator[tuple[str, list[str]]]:
-    """A server that the webhook tells; the ids of the approvals that it has been told to wait for somebody."""
-    told: list[str] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            event = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if event["status"] == "pending":
-                told.append(event["id"])
-            self.send_response(204)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}/hook", told
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 def test_one_of_the_page_a_command_and_a_webhooks_receiver_decides(
     own_snap: Snap, person: Person, tmp_path: Path
 ) -> None:
@@ -85,7 +59,15 @@ def test_one_of_the_page_a_command_and_a_webhooks_receiver_decides(
     chance, winners = random.Random(SEED), Counter[str]()
     approved: list[int] = []
     (tmp_path / "agent.py").write_text(PROGRAM)
-    with _chat() as (url, told), ThreadPoolExecutor(2) as pool:
+    told: list[str] = []
+
+    def take(_headers: Message, body: bytes) -> int:
+        event = json.loads(body)
+        if event["status"] == "pending":
+            told.append(event["id"])
+        return 204
+
+    with listening(take) as url, ThreadPoolExecutor(2) as pool:
         client = Snapshotd(state_dir=snap.state_dir)
         (snap.state_dir / FILE_NAME).write_text(f'[webhook]\nurl = "{url}"\n')
         snap("run", "--detach", "--runtime", "runc", "--name", "race", tmp_path / "agent.py", str(ROUNDS))

@@ -12,8 +12,9 @@ import pytest
 from snapshotd.catalog.base import SnapshotRow
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.storing import records
-from snapshotd.engine.storing.records import Record, Tags, decode, decode_any, encode, encode_tags
+from snapshotd.engine.storing.records import Record, Tags, decode, decode_any, encode_tags
 from snapshotd.errors import VersionMismatch
+from tests.records import encoded
 
 HERE = Path(__file__).parent / "records"
 
@@ -25,15 +26,7 @@ def golden(kind: str) -> bytes:
 def again(record: Record | Tags) -> bytes:
     if isinstance(record, Tags):
         return encode_tags(record.tags, record.at_ns, record.unknown)
-    return encode(
-        record.snapshot,
-        record.trajectory,
-        record.image,
-        record.messages,
-        record.unknown,
-        entries=record.entries,
-        state=record.state,
-    )
+    return encoded(record)
 
 
 def shown(record: Record | Tags) -> Any:

@@ -26,6 +26,7 @@ from tests.capabilities import require
 from tests.contracts.runtime import Rig, eventually
 from tests.contracts.runtime_rig import read_all
 from tests.keeper_rig import keepers, killed_daemon
+from tests.leftovers import text_of
 
 pytestmark = pytest.mark.runc
 
@@ -49,7 +50,7 @@ def _again(rig: Rig) -> RuncRuntime:
 def test_root_inside_is_nobody_outside(rig: Rig) -> None:
     with rig.container() as container:
         process = rig.start(container, "sleep", "1000")
-        status = Path(f"/proc/{process.pid}/status").read_text()
+        status = Path(f"/proc/{process.pid}/status").readtext_of()
         assert f"Uid:\t{rigs.ID_MAP.base}\t" in status
         rig.shell(container, "echo x > /root/file; chown 5:6 /root/file")
         made = os.stat(rig.work / "layers" / container.id / "upper/root/file")
@@ -108,20 +109,12 @@ def test_a_sandbox_cannot_hold_a_command_for_ever(rig: Rig, monkeypatch: pytest.
             rig.start(container, "true")
         assert time.monotonic() - begin < 30, "half of what it may take without the patch"
         rig.runtime.destroy(container.id)
-    names = [_text(Path(f"/proc/{pid}/comm")).strip() for pid in _children() - before]
+    names = [text_of(Path(f"/proc/{pid}/comm")).strip() for pid in _children() - before]
     assert not any(name.startswith("runc") for name in names), names
 
 
 def _children() -> set[str]:
-    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in _text(path).split()}
-
-
-def _text(path: Path) -> str:
-    """What a file of /proc says; nothing if its process or thread has just ended."""
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in text_of(path).split()}
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -132,10 +125,10 @@ def test_a_restarted_daemon_finds_and_removes_everything(rig: Rig, recorded: boo
     rig.give_root(container)
     process = rig.start(container, "sleep", "1000")
     record = rig.work / "runc/bundles" / container.id / "slirp.pid"
-    slirp = int(record.read_text().split()[0])
+    slirp = int(record.readtext_of().split()[0])
     if not recorded:
         record.unlink()  # the daemon died right after it had started it
-    assert Path(f"/proc/{slirp}/comm").read_text() == "slirp4netns\n"
+    assert Path(f"/proc/{slirp}/comm").readtext_of() == "slirp4netns\n"
     again = _again(rig)
     assert again.list() == [container.id]
     again.destroy(container.id)
@@ -204,13 +197,13 @@ def test_another_process_with_the_inits_number_is_not_attached(rig: Rig) -> None
     with rig.container() as container, rig.container() as other:
         process = rig.start(container, "sleep", "1000")
         record = rig.work / "runc/state" / container.id / "state.json"
-        right, again = record.read_text(), _again(rig)
+        right, again = record.readtext_of(), _again(rig)
         for pid in (os.getpid(), 1, process.pid, other.pid, 2**22 + 1, 0, -1):
-            record.write_text(json.dumps({**json.loads(right), "init_process_pid": pid}))
+            record.writetext_of(json.dumps({**json.loads(right), "init_process_pid": pid}))
             assert again.attach(container.id) is None, pid
-        record.write_text("")
+        record.writetext_of("")
         assert again.attach(container.id) is None
-        record.write_text(right)
+        record.writetext_of(right)
         assert again.attach(container.id) == container
         process.kill()
         os.close(process.stdout_fd)
@@ -219,7 +212,7 @@ def test_another_process_with_the_inits_number_is_not_attached(rig: Rig) -> None
 
 def _has_ended(pid: int) -> bool:
     """It is gone, or waits for this process to reap it."""
-    status = _text(Path(f"/proc/{pid}/status"))
+    status = text_of(Path(f"/proc/{pid}/status"))
     return status == "" or ("State:\tZ" in status and f"PPid:\t{os.getpid()}" in status)
 
 
@@ -232,13 +225,13 @@ def test_half_made_containers_are_listed_and_removed(rig: Rig) -> None:
     only_bundle, only_state, only_cgroup = (ContainerID(new_id()) for _ in range(3))
     (run_dir / "bundles" / only_bundle).mkdir()
     (run_dir / "state" / only_state).mkdir()
-    (run_dir / "state" / only_state / "state.json").write_text("{broken")
+    (run_dir / "state" / only_state / "state.json").writetext_of("{broken")
     runtime = rig.runtime
     assert isinstance(runtime, RuncRuntime)
     group = Path(runtime._group(only_cgroup).directory)
     group.mkdir(parents=True)
     with subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL) as orphan:
-        (group / "cgroup.procs").write_text(str(orphan.pid))
+        (group / "cgroup.procs").writetext_of(str(orphan.pid))
         assert runtime.list() == sorted([only_bundle, only_state, only_cgroup])
         for container_id in (only_bundle, only_state, only_cgroup):
             runtime.destroy(container_id)

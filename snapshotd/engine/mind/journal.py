@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.approval.gate import Gate
@@ -32,13 +32,6 @@ from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import StepListener
 from snapshotd.errors import Denied
 from snapshotd.types import Approval, CallID, EntryKind
-
-
-class AnswerSource(Protocol):
-    """A source of answers to calls that need not run."""
-
-    def answer(self, intent: Intent) -> Answer | None:
-        """The answer to `call_begin`; None: this source has none."""
 
 
 class Journal:

@@ -198,16 +198,8 @@ class Index:
         self._db.write_many("DELETE FROM objects WHERE id = ?", ids)
         self._db.write_many("DELETE FROM records WHERE id = ?", ids)
 
-    def remove_pack(self, pack: bytes) -> None:
-        """Inside a transaction, with every object that the index still has in it."""
-        for (number,) in self._db.read("SELECT number FROM packs WHERE id = ?", (pack,)):
-            ids = self._db.read("SELECT id FROM objects WHERE pack = ?", (number,))
-            self.remove_objects([row[0] for row in ids if isinstance(row[0], bytes)])
-            self._db.write("DELETE FROM packs WHERE number = ?", (number,))
-
     def remove_empty_packs(self, packs: Iterable[bytes]) -> None:
-        """Inside a transaction. Like `remove_pack` for packs that the caller knows no object to be in (which takes no
-        search)."""
+        """Inside a transaction: packs that the caller knows no object to be in, so that there is no search."""
         self._db.write_many("DELETE FROM packs WHERE id = ?", [(pack,) for pack in packs])
 
     def _pack_number(self, pack: bytes) -> int:

@@ -56,12 +56,11 @@ Progress = Callable[[str], object]
 
 @dataclass(slots=True)
 class _Usage:
-    """The living and dead objects of one pack."""
+    """The living objects of one pack."""
 
     row: PackRow
     live_bytes: int = 0
     live_objects: int = 0
-    dead_objects: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,6 @@ def plan(
                 of.live_bytes += entry.stored
                 of.live_objects += 1
         else:
-            of.dead_objects += 1
             dead.setdefault((_ORDER[entry.kind], -entry.depth if entry.kind != ObjectKind.LIST else 0), []).append(
                 entry.id
             )

@@ -7,7 +7,6 @@ import fcntl
 import os
 import signal
 import stat
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,11 +15,10 @@ import pytest
 from snapshotd.engine.sandbox import placing
 from snapshotd.engine.sandbox.placing import Owner
 from snapshotd.errors import Conflict, NotFound, SnapshotdError, UsageError
-from snapshotd.kernel import files, syscalls
+from snapshotd.kernel import files
 from snapshotd.trees.live_view import LiveView
+from tests import root_tree
 
-_EXCHANGE = 2
-"""RENAME_EXCHANGE of renameat2(2)."""
 ODD = b"new\nline\xff \\ *"
 OWN = Owner(os.getuid(), os.getgid())
 
@@ -125,27 +123,14 @@ def test_nothing_is_reached_through_a_mount() -> None:
 def swapped(root: Path, work: Callable[[], object]) -> int:
     """Do it again and again while a directory of the root becomes a link to the outside and a directory again. Returns
     how often it went well."""
-    stop, went_well = threading.Event(), 0
-    (root / "link").symlink_to(root.parent / "outside")
-
-    def swap() -> None:
-        fd = os.open(root, os.O_RDONLY)
-        while not stop.is_set():
-            syscalls.call("renameat2", fd, b"dir", fd, b"link", _EXCHANGE)
-        os.close(fd)
-
-    thread = threading.Thread(target=swap)
-    thread.start()
-    try:
+    went_well = 0
+    with root_tree.swapped(root):
         for _ in range(2000):
             try:
                 work()
                 went_well += 1
             except OSError:
                 continue
-    finally:
-        stop.set()
-        thread.join()
     return went_well
 
 

@@ -31,7 +31,7 @@ from snapshotd.types import (
     new_id,
 )
 from tests import long
-from tests.records import World, begin, ended_entry, follow, fork, make_image
+from tests.records import World, begin, encoded, ended_entry, follow, fork, make_image
 
 Facts = tuple[Snapshot, Trajectory, Image, tuple[Message, ...]]
 
@@ -45,18 +45,6 @@ def full() -> Record:
     bound = tuple(replace(entry, snapshot=snapshot.id) for entry in entries)
     return Record(
         snapshot, replace(trajectory, began=SnapshotID("9" * 32)), image, messages, bound, {"b": 1, "a": [None]}
-    )
-
-
-def written(record: Record) -> bytes:
-    return encode(
-        record.snapshot,
-        record.trajectory,
-        record.image,
-        record.messages,
-        record.unknown,
-        entries=record.entries,
-        state=record.state,
     )
 
 
@@ -85,7 +73,7 @@ def changed(data: bytes, *path: Any, to: Any) -> bytes:
 def again(record: Record | Tags) -> bytes:
     if isinstance(record, Tags):
         return encode_tags(record.tags, record.at_ns, record.unknown)
-    return written(record)
+    return encoded(record)
 
 
 def test_a_record_comes_back_whole() -> None:
@@ -100,7 +88,7 @@ def test_a_record_comes_back_whole() -> None:
 
 def test_a_full_record_comes_back_whole() -> None:
     record = full()
-    data = written(record)
+    data = encoded(record)
     assert decode(data) == record
     assert [entry.number for entry in decode(data).entries] == [3, 9]
     assert again(decode(data)) == data
@@ -114,17 +102,17 @@ def test_arguments_that_are_not_the_calls_are_kept() -> None:
     record = full()
     for arguments in ({"other": 1}, None, {**record.snapshot.call.arguments, "n": True}):
         entry = replace(record.entries[0], arguments=arguments)
-        assert decode(written(replace(record, entries=(entry,)))).entries == (entry,)
+        assert decode(encoded(replace(record, entries=(entry,)))).entries == (entry,)
     one = replace(record.snapshot, call=replace(record.snapshot.call, arguments={"n": 1}))
     entry = replace(record.entries[0], arguments={"n": True})
-    assert decode(written(replace(record, snapshot=one, entries=(entry,)))).entries[0].arguments["n"] is True
+    assert decode(encoded(replace(record, snapshot=one, entries=(entry,)))).entries[0].arguments["n"] is True
 
 
 def test_what_does_not_belong_to_it_is_refused() -> None:
     record = full()
     for wrong in ({"snapshot": None}, {"snapshot": SnapshotID("1" * 32)}, {"status": None, "ended_at_ns": None}):
         with pytest.raises(InternalError):
-            written(replace(record, entries=(replace(record.entries[0], **wrong),)))
+            encoded(replace(record, entries=(replace(record.entries[0], **wrong),)))
 
 
 def test_what_changes_later_is_no_part_of_it() -> None:
@@ -186,7 +174,7 @@ def test_what_is_not_stored_has_no_record() -> None:
 )
 def test_unknown_fields_survive(path: tuple[Any, ...]) -> None:
     whole = full()
-    data = changed(written(whole), *path, "zz-new", to={"x": [1, {"y": "\ud800"}]})
+    data = changed(encoded(whole), *path, "zz-new", to={"x": [1, {"y": "\ud800"}]})
     record = decode(data)
     assert replace(record, unknown={}) == whole
     assert again(record) == data
@@ -311,14 +299,14 @@ WRONG: list[tuple[tuple[Any, ...], Any]] = [
 @pytest.mark.parametrize(("path", "to"), WRONG, ids=lambda value: str(value)[:40])
 def test_a_wrong_field_is_damage(path: tuple[Any, ...], to: Any) -> None:
     with pytest.raises(DataLoss, match="a record is damaged"):
-        decode(changed(written(full()), *path, to=to))
+        decode(changed(encoded(full()), *path, to=to))
 
 
 def test_one_entry_stands_in_it_once() -> None:
     record = full()
     twice = replace(record.entries[1], id=record.entries[0].id)
     with pytest.raises(DataLoss, match="twice"):
-        decode(written(replace(record, entries=(record.entries[0], twice))))
+        decode(encoded(replace(record, entries=(record.entries[0], twice))))
 
 
 def test_a_missing_field_is_damage_or_reads_as_null() -> None:
@@ -387,7 +375,7 @@ def test_it_cannot_come_from_itself() -> None:
 def test_a_hostile_value_is_damage(place: tuple[Any, ...], text: str) -> None:
     if place == ("unknown",) and len(text) == 410:
         text = "[" * 300 + "]" * 300  # fits within the document, where nothing reads it
-    data = changed(written(full()), *place, to="MARK").replace(b'"MARK"', text.encode())
+    data = changed(encoded(full()), *place, to="MARK").replace(b'"MARK"', text.encode())
     with pytest.raises(DataLoss):
         decode(data)
 
@@ -452,7 +440,7 @@ def test_any_value_comes_back(
 @settings(max_examples=long.size(40, 2000), deadline=None)
 @given(st.data())
 def test_damaged_bytes_never_do_worse_than_an_error(data: st.DataObject) -> None:
-    whole = bytearray(written(full()))
+    whole = bytearray(encoded(full()))
     at = data.draw(st.integers(0, len(whole) - 1))
     action: Callable[[], Any] = data.draw(
         st.sampled_from(

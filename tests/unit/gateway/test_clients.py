@@ -94,9 +94,9 @@ def check_turns(memory: Memory, provider: Provider, api: Api) -> None:
         ("call_0_0", "shell", {"command": "ls"}),
         ("call_0_1", "read", {"path": "ü"}),
     ]
-    assert first.tool_results == []
+    assert first.results_since(0) == []
     names = [None, None] if second.previous else ["shell", "read"]
-    assert [(r.id, r.name, r.content, r.is_error) for r in second.tool_results] == [
+    assert [(r.id, r.name, r.content, r.is_error) for r in second.results_since(0)] == [
         ("call_0_0", names[0], "a b", False),
         ("call_0_1", names[1], "nothing", False),
     ]

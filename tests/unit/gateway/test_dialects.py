@@ -196,7 +196,7 @@ def test_a_request_is_read_or_refused(dialect: Dialect, items: list[Any], more: 
     assert len(request.new_messages()) == len(request.digests) == len(request.items)
     assert len(request.digest) == 32
     assert request.matching_prefix(request.digests) == len(request.items)
-    assert {result.id for result in request.tool_results} <= {result.id for result in request.results_since(0)}
+    request.results_since(0)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=NAMES)
@@ -371,7 +371,7 @@ def test_other_calls_and_results() -> None:
     """Older, newer and other services' forms."""
     old = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
     request = request_for(CHAT, messages=[old, {"role": "function", "name": "f", "content": "1"}])
-    assert [(result.id, result.name, result.content) for result in request.tool_results] == [("f", "f", "1")]
+    assert [(result.id, result.name, result.content) for result in request.results_since(0)] == [("f", "f", "1")]
     custom = {
         "role": "assistant",
         "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "patch", "input": "not {json"}}],
@@ -392,11 +392,13 @@ def test_other_calls_and_results() -> None:
     assert (call.id, call.name, call.arguments) == ("s", "local_shell", {"command": ["ls"]})
     assert list(RESPONSES.calls({"type": "web_search_call", "id": "w", "status": "completed"})) == []
     request = request_for(RESPONSES, input=[shell, {"type": "local_shell_call_output", "call_id": "s", "output": "a"}])
-    assert [(result.id, result.name, result.content) for result in request.tool_results] == [("s", "local_shell", "a")]
+    assert [(result.id, result.name, result.content) for result in request.results_since(0)] == [
+        ("s", "local_shell", "a")
+    ]
     assert [message.role for message in request.new_messages()] == ["assistant", "tool"]
 
 
-def test_results_are_those_after_the_models_last_words() -> None:
+def test_results_are_those_from_a_message_on() -> None:
     def turn(number: int) -> list[dict[str, Any]]:
         return [
             {
@@ -417,7 +419,7 @@ def test_results_are_those_after_the_models_last_words() -> None:
         ]
 
     request = request_for(MESSAGES, system="Be.", messages=[{"role": "user", "content": "go"}, *turn(1), *turn(2)])
-    [result] = request.tool_results
+    [result] = request.results_since(5)
     assert (result.id, result.name, result.content, result.is_error, result.message) == ("t2", "f2", "r2", True, 5)
     assert [result.id for result in request.results_since(0)] == ["t1", "t2"]
     assert request.results_since(6) == []
@@ -434,7 +436,7 @@ def test_results_of_parallel_calls_that_a_client_wrote_alternating() -> None:
     request = request_for(
         RESPONSES, input=[{"role": "user", "content": "go"}, {"type": "reasoning", "id": "r", "summary": []}, *items]
     )
-    assert [result.id for result in request.tool_results] == ["c1", "c2"]
+    assert [result.id for result in request.results_since(0)] == ["c1", "c2"]
 
 
 def test_the_prefix_and_the_digest() -> None:

@@ -62,7 +62,7 @@ def test_the_calls_of_gemini_are_told_apart_whatever_their_ids(ids: str) -> None
         answers.reverse()
     again = _gemini(_user({"text": "go"}), _model(*asked), _user(*answers))
     assert len({call.id for call in reply.calls}) == 3
-    found = {result.id: (result.name, result.content["output"]) for result in again.tool_results}
+    found = {result.id: (result.name, result.content["output"]) for result in again.results_since(0)}
     assert [found[call.id] for call in reply.calls] == [("f", "r0"), ("g", "r1"), ("f", "r2")]
     assert again.digests[1:2] == reply.digests
 
@@ -83,7 +83,7 @@ def test_the_turns_and_the_conversations_of_gemini_have_other_ids() -> None:
 def test_a_result_that_comes_twice_is_one(given: dict[str, str]) -> None:
     """Gemini CLI sends each twice when it goes on with a session."""
     answers = [_response("f", "r", **given)] * 2
-    [result] = _gemini(_user({"text": "go"}), _model(_call("f", **given)), _user(*answers)).tool_results
+    [result] = _gemini(_user({"text": "go"}), _model(_call("f", **given)), _user(*answers)).results_since(0)
     assert result.id.endswith("-1-0")
     once = _gemini(_user({"text": "go"}), _model(_call("f", **given)), _user(*answers[:1]))
     again = _gemini(_user({"text": "go"}), _model(_call("f", **given)), _user(*answers))
@@ -94,7 +94,7 @@ def test_a_result_that_comes_twice_is_one(given: dict[str, str]) -> None:
 
 def test_a_failed_result_of_gemini() -> None:
     failed = {"functionResponse": {"name": "f", "response": {"error": "no such file"}}}
-    [result] = _gemini(_user({"text": "go"}), _model(_call("f")), _user(failed)).tool_results
+    [result] = _gemini(_user({"text": "go"}), _model(_call("f")), _user(failed)).results_since(0)
     assert (result.is_error, result.content) == (True, {"error": "no such file"})
 
 
@@ -103,7 +103,7 @@ def test_a_client_of_gemini_may_keep_the_events_of_a_stream_as_they_came() -> No
     split = _gemini(_user({"text": "go"}), *pieces_of_it, _user(_response("f", "r")))
     whole = _gemini(_user({"text": "go"}), _model({"text": "I look."}, _call("f")), _user(_response("f", "r")))
     assert split.digests == whole.digests
-    assert split.tool_results == whole.tool_results
+    assert split.results_since(0) == whole.results_since(0)
     assert [message.role for message in split.new_messages()] == ["user", "assistant", "user"]
 
 
@@ -149,7 +149,7 @@ def test_a_conversation_through_the_gateway() -> None:
         known = (*first.digests, *one.content.digests)
         assert second.matching_prefix(known) == len(known) == 3
         assert [message.role for message in second.new_messages()] == ["system", "user", "assistant", "user"]
-        [call], [result] = one.content.calls, second.tool_results
+        [call], [result] = one.content.calls, second.results_since(0)
         assert (call.name, call.arguments, call.id) == ("shell", {"command": "ls"}, result.id)
         assert (result.name, result.content, result.is_error) == ("shell", {"output": "a b"}, False)
         assert two.content.messages[0].content == [{"text": "Two files."}]
@@ -203,5 +203,5 @@ def test_the_day_of_a_known_client_is_no_part_of_the_conversation() -> None:
 
     one, other = request("Monday", "a", "go"), request("Friday", "a\nb", "go")
     assert one.digests == other.digests
-    assert one.tool_results == other.tool_results
+    assert one.results_since(0) == other.results_since(0)
     assert request("Monday", "a", "stop").digests != one.digests

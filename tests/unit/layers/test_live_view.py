@@ -7,21 +7,18 @@ import errno
 import io
 import os
 import tarfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from snapshotd.formats.tar_writer import write_tree
-from snapshotd.kernel import syscalls
 from snapshotd.trees.base import Child
 from snapshotd.trees.live_view import LiveView
 from snapshotd.trees.view import View, follow
 from snapshotd.types import IdMap, Kind
+from tests import root_tree
 
-_EXCHANGE = 2
-"""RENAME_EXCHANGE of renameat2(2)."""
 ODD = b"new\nline\xff"
 
 
@@ -111,24 +108,11 @@ def test_ids_are_those_of_the_container(root: Path) -> None:
 
 
 def test_a_swapped_directory_shows_nothing_of_the_outside(root: Path) -> None:
-    (root / "link").symlink_to(root.parent / "outside")
-    stop, found = threading.Event(), set[bytes]()
-
-    def swap() -> None:
-        fd = os.open(root, os.O_RDONLY)
-        while not stop.is_set():
-            syscalls.call("renameat2", fd, b"dir", fd, b"link", _EXCHANGE)
-        os.close(fd)
-
-    thread = threading.Thread(target=swap)
-    thread.start()
-    try:
+    found = set[bytes]()
+    with root_tree.swapped(root):
         for _ in range(1500):
             with live(root) as view, contextlib.suppress(OSError):
                 found.add(read(view, b"dir/f"))
-    finally:
-        stop.set()
-        thread.join()
     assert found == {b"mine"}
 
 

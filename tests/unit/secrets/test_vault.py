@@ -86,21 +86,13 @@ def test_only_owners_see_it(state: Path) -> None:
     vault.close()
 
 
-def test_inherit_and_forget(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forget(state: Path) -> None:
     vault = FileVault(state)
-    ours = [Found("n", b"value %d" % number) for number in range(1200)]
-    theirs = [Found("n", b"of another")]
-    markers = vault.keep(A, ours) + vault.keep(B, theirs)
-    vault.inherit(C, [A, B])
-    vault.inherit(C, [A, B])
+    mine, theirs = vault.keep(A, [Found("n", b"mine")]) + vault.keep(B, [Found("n", b"of another")])
     vault.forget(A)
     vault.forget(A)
-    assert vault.reveal(markers[0], [A]) is None
-    assert [vault.reveal(marker, [C]) for marker in markers] == [found.value for found in ours + theirs]
-    assert vault.reveal(markers[-1], [B]) == b"of another"
-    monkeypatch.setattr(vault_module, "MAX_KEPT", 1202)  # what was inherited counts
-    more = vault.keep(C, [Found("n", b"one more"), Found("n", b"two more")])
-    assert [vault.reveal(marker, [C]) for marker in more] == [b"one more", None]
+    assert vault.reveal(mine, [A]) is None
+    assert vault.reveal(theirs, [B]) == b"of another"
     vault.close()
 
 
@@ -148,9 +140,6 @@ def test_a_row_that_was_changed_or_moved_is_noticed(state: Path) -> None:
     damaged = FileVault(state)
     with pytest.raises(DataLoss):
         damaged.reveal(marker, [B])
-    with pytest.raises(DataLoss):
-        damaged.inherit(C, [B])
-    assert damaged.reveal(marker, [C]) is None
     damaged.close()
     other = marker[:-2] + ("0]" if marker[-2] != "0" else "1]")
     execute(state, "UPDATE secrets SET trajectory = ?, marker = ?", (A, other))
