@@ -11,7 +11,7 @@ def main() -> int:
     Until the command runs, and once it has ended, Ctrl-C ends the process by the signal itself: the interpreter would
     print where it was. Where SIGINT is ignored (`nohup`, a job in the background of a script) it stays ignored.
     """
-    gc.disable()  # what is imported stays: to search it for garbage is 3 ms; a command turns it on again as it begins
+    gc.disable()  # Imported modules stay; searching them for garbage is 3 ms. The command turns it on again as it begins.
     handler = signal.getsignal(signal.SIGINT)
     if handler is not signal.default_int_handler:
         return _command()

@@ -9,6 +9,7 @@ import resource
 import secrets
 import socket
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing

@@ -145,6 +145,7 @@ def test_a_call_is_seen_when_it_is_committed_and_decided_on_the_page(
     person.sees("1 waits for you", ".top").click()
     person.sees("may I deploy it?", ".inbox")
     person.sees("production", ".given")
+    person.sees("def total(price):", ".inbox")
     person.takes_picture("approval")
     (asked,) = own_snap.json("approvals")
     person.clicks("Approve…")
