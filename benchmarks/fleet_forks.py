@@ -138,13 +138,13 @@ def node(bridge_name: str, number: int, folder: Path, shared: dict[str, str]) ->
 
 
 @contextlib.contextmanager
-def services(folder: Path) -> Iterator[dict[str, str]]:
+def services(folder: Path, host: str = "10.213.0.1") -> Iterator[dict[str, str]]:
     """A bucket and a database: the environment of a node that shares them."""
     from tests.postgres_server import PostgresServer  # with the developers' extras
     from tests.s3_service import make_bucket, running
 
     load_key(folder)
-    with running("10.213.0.1") as endpoint, contextlib.closing(PostgresServer()) as server:
+    with running(host) as endpoint, contextlib.closing(PostgresServer()) as server:
         server.ask("CREATE DATABASE fleet")
         store = f"s3://{make_bucket(endpoint)}?endpoint={endpoint}"
         yield {"SNAPSHOTD_FLEET": server.url_of("fleet"), "SNAPSHOTD_STORE": store}

@@ -122,7 +122,16 @@ def _cold(places: StatePlaces, _: list[str]) -> None:
 def _lazy(places: StatePlaces, arguments: list[str]) -> None:
     from snapshotd.fuse.server import serve_lazy
 
-    serve_lazy(open_repository(places), Path(arguments[0]))
+    if not (places.node and places.cache_bytes):
+        serve_lazy(open_repository(places), Path(arguments[0]))
+        return
+    from snapshotd.repo.fleet.reading import open_reader
+    from snapshotd.repo.fleet.reads import BucketOrders
+
+    key = load_key(places.repo_dir)
+    bucket = open_bucket(places, key)
+    reader = open_reader(bucket, places.node, places.repo_dir / "index.db", key)
+    serve_lazy(reader, Path(arguments[0]), BucketOrders(reader, bucket, key))
 
 
 def _browse(places: StatePlaces, arguments: list[str]) -> None:

@@ -146,6 +146,24 @@ class Repository(ABC):
         chain of deltas."""
 
 
+class FollowedReads(ABC):
+    """The beginning of one tree that is read bit by bit. `repository`: the view reads through it."""
+
+    repository: Repository
+
+    @abstractmethod
+    def close(self) -> None:
+        """The tree is not read any more: nothing more is fetched ahead. Idempotent."""
+
+
+class ReadOrders(ABC):
+    """Fetches ahead what a tree's earlier readers needed, where a bucket is far away (repo/fleet/reads.py)."""
+
+    @abstractmethod
+    def follow(self, tree: TreeID, below: TreeID) -> FollowedReads:
+        """The difference of two trees is about to be read. Never fails, and returns at once."""
+
+
 class PlainFile(NamedTuple):
     """A regular file as it was listed, which is nothing but its content: no hole in it, no attributes."""
 

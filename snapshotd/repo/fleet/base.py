@@ -3,6 +3,7 @@
     nodes/<node>/packs/<aa>/<id>      the packs that a node made
     nodes/<node>/index/<n>            its index segments (format/segment.py): 1, 2, 3, ..., written once
     nodes/<node>/tombstones/<pack>    a pack of the node that the garbage collection condemned, and when
+    reads/<tree>.<below>              the order in which a tree was read when it began cold (reads.py)
     fleet/key                         the proof that a node has the fleet's key
 
 Every node has an index of all packs (`FleetIndex`): its own changes, and the segments of the others, merged in their order.

@@ -11,6 +11,7 @@ from snapshotd.repo.base import Reclaimed, RepairResult, Roots, SharedMaintenanc
 from snapshotd.repo.fleet.base import GRACE_S, Peers, check_key, checked_node
 from snapshotd.repo.fleet.garbage import Garbage
 from snapshotd.repo.fleet.index import FleetIndex
+from snapshotd.repo.fleet.reads import remove_stale
 from snapshotd.repo.fleet.segments import Segments
 from snapshotd.repo.fleet.store import FleetStore
 from snapshotd.repo.format.index import create_index
@@ -137,6 +138,7 @@ class FleetMaintenance(PackMaintenance, SharedMaintenance):
             buried = self._garbage.expire(index, grace_s=grace_s, now=now, progress=progress)
             self._segments.publish(index, collection=True)
             self._garbage.remove_tombstones(index, buried, grace_s=grace_s, now=now)
+            remove_stale(self._fleet_store.bucket, index)
             writer.reader.forget()
             return result
         finally:
