@@ -40,6 +40,7 @@ _AT_ONCE = 4
 """Requests for one tree at a time: enough to fill 1 Gbit/s at 40 ms each."""
 _RUN_BLOCKS = 16
 _HEAD = b"snapread\x01"
+_MOST_BYTES = len(_HEAD) + MOST_OBJECTS * pack.ID_BYTES + SEAL_BYTES
 _PREFIX = "reads/"
 _KEY = re.compile(r"reads/([0-9a-f]{64})\.[0-9a-f]{64}")
 _log = logging.getLogger(__name__)
@@ -59,15 +60,14 @@ class BucketOrders(ReadOrders):
     def read(self, key: str) -> list[bytes] | None:
         """The ids of an order; None if there is none that the fleet has written. OSError."""
         try:
-            data = self._bucket.get(key)
+            data = self._bucket.get(key, 0, _MOST_BYTES + 1)  # another writer of the bucket may have made it any length
         except NotFound:
             return None
         body, seal = data[:-SEAL_BYTES], data[-SEAL_BYTES:]
         if self._sealer.seal(key.encode() + body) != seal or not body.startswith(_HEAD):
             _log.warning("the order of reads %s is damaged or forged, and not used", key)
             return []
-        ids = body[len(_HEAD) :][: MOST_OBJECTS * pack.ID_BYTES]
-        return [ids[at : at + pack.ID_BYTES] for at in range(0, len(ids), pack.ID_BYTES)]
+        return [body[at : at + pack.ID_BYTES] for at in range(len(_HEAD), len(body), pack.ID_BYTES)]
 
     def write(self, key: str, ids: Sequence[bytes]) -> None:
         """Write an order, unless another node was faster. OSError, OutOfSpace."""
@@ -116,8 +116,9 @@ class _Followed(FollowedReads):
             else:
                 self._wait_until_quiet()
                 self._noting.note = None
-                if self._noted:
-                    self._orders.write(self._key, list(self._noted))
+                noted, self._noted = list(self._noted), {}
+                if noted:
+                    self._orders.write(self._key, noted)
         except (SnapshotdError, OSError) as exc:
             _log.info("reads of %s are not fetched ahead: %s", self._key, exc)
 
