@@ -26,6 +26,7 @@ from snapshotd.store.base import Store
 from snapshotd.store.local import LocalStore
 from snapshotd.store.memory import MemoryStore
 from snapshotd.store.s3 import S3Store
+from tests import s3_service
 from tests.contracts.store import CHECKS
 from tests.faulty_store import APPLIES, Fault, FaultyStore, Script, Seeded
 

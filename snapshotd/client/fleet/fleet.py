@@ -12,6 +12,7 @@ from snapshotd.api.wire import FORK_MAX
 from snapshotd.at_once import PER_PROCESSOR, at_once
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.exchange import keyed, new_key
+from snapshotd.client.fleet.addressed import AskedNodes
 from snapshotd.client.fleet.base import KnownNodes
 from snapshotd.client.fleet.branch import Branch, place_of
 from snapshotd.client.fleet.experiments import SharedExperiment
@@ -64,9 +65,10 @@ class Fleet:
         """The fleet at a place:
 
         - None: this machine's daemon, as `Snapshotd()` finds it.
-        - "https://HOST:PORT", or a list of such addresses (also ssh:// and unix://): these nodes. Each is known by its
-          login (`snapshotd login`), or all by `token`, `pin` and `ca`.
-        - "postgresql://...": the nodes in the database of a fleet. It needs `pip install 'snapshotd[fleet]'`.
+        - "https://HOST:PORT" (also ssh:// and unix://): this node, and all others of its fleet, by the addresses that they have
+          told it. Each is known by its login (`snapshotd login`), or all by `token`, `pin` and `ca`.
+        - a list of such addresses: these nodes and no others.
+        - "postgresql://...": the nodes in the database of a fleet, for operators. It needs `pip install 'snapshotd[fleet]'`.
         - "ray", or "ray://HOST:PORT": the nodes of a Ray cluster, and functions run as Ray tasks beside them. It needs
           `pip install 'snapshotd[ray]'` here and on the nodes.
 
@@ -281,7 +283,11 @@ def _nodes_at(where: str | Sequence[str] | None, token: str | None, pin: str | N
         except ModuleNotFoundError as exc:
             raise Unsupported(f"{exc.name} is not installed: run `pip install 'snapshotd[ray]'`") from exc
         return RayNodes(None if where == "ray" else where)
-    places = [where] if isinstance(where, str) else list(where)
+    if isinstance(where, str):
+        first = Snapshotd(host=where, token=token, pin=pin, ca=ca, autostart=False)
+        known = first.fleet_nodes()
+        return AskedNodes(first, token, pin, ca) if known else ListedNodes({NodeID(where): first})
+    places = list(where)
     if not places:
         raise UsageError("the list of nodes is empty; name at least one address")
     return ListedNodes(
