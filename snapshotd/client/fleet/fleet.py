@@ -106,6 +106,7 @@ class Fleet:
         per_node: int | None = None,
         token: str | None = None,
         detached: bool = False,
+        placement_group: Any = None,
     ) -> list[Branch]:
         """`n` running sandboxes that start from a snapshot (of a sandbox: from its newest one), in their order. `variants`,
         `args`, `name` and `resume` as in `Snapshotd.fork`; `{index}` is the number among all of them.
@@ -116,6 +117,9 @@ class Fleet:
 
         With a `token`, forks are made once: the same call within a day, by another driver too, returns the same branches.
 
+        With a `placement_group` of Ray (`ray.util.placement_group`), its machines alone get forks, and functions run as tasks
+        within it, on what it has reserved.
+
         All or none where one node takes them; else those that were made are stopped after an error. NotFound; LimitExceeded:
         there is no room; DaemonUnavailable: no node that could be asked answers."""
         labels = numbered(n, variants, args, name)
@@ -123,7 +127,7 @@ class Fleet:
         check_count("n", count, 1, FORK_MAX * 256)
         info, home = self._find(source)
         need = ForkNeed(size_given("memory", memory) or 0, cpus, base=info.id)
-        placement = ForkPlaces(self._nodes, info, home, need, per_node)
+        placement = ForkPlaces(self._nodes, info, home, need, per_node, placement_group)
         blocks = placement.place(count) if token is None else placement.place_once(count, token)
         self._placed[info.id] = placement
         idle_s = None if detached else self._lease.lease_s
@@ -133,6 +137,7 @@ class Fleet:
             except BaseException:
                 self._stop(making.made)
                 raise
+        self._nodes.bind(made, placement_group)
         return self._hold(made, detached=detached)
 
     def map(
@@ -176,13 +181,15 @@ class Fleet:
         from snapshotd.client.branching.experiment_file import Experiment, read_experiment
 
         plan = experiment if isinstance(experiment, Experiment) else read_experiment(experiment)
-        rooms = self._nodes.rooms()
+        rooms = [room for room in self._nodes.rooms() if room.lease_ns > 0 and not room.draining]
         if len(rooms) == 1:
             return self._nodes.client(rooms[0].node).run_experiment(plan, on_change=on_change)
         if isinstance(plan.source, str):
             info, home = self._find(self._begun_at(plan.name) or plan.source)
             plan = dataclasses.replace(plan, source=info.id)
             placement = ForkPlaces(self._nodes, info, home, ForkNeed(0), None)
+            if not self._nodes.is_published(info):
+                self._nodes.publish(info, home)
             with Making(self._nodes, placement, None, None, token=new_key()) as making:
                 for room in rooms:
                     making.bring(room.node)
@@ -258,6 +265,7 @@ class Fleet:
         placement = self._placed[branch.began_at]
         with Making(self._nodes, placement, None, self._lease.lease_s, token=new_key()) as making:
             (made,) = making.make(placement.place(1, without=[branch.node]))
+        self._nodes.bind([made], placement.group)
         return made
 
     def _stop(self, branches: Sequence[Branch]) -> None:
