@@ -129,7 +129,7 @@ def test_two_nodes_share_forks_and_one_goes_on_with_what_a_killed_one_had(
     )
     project.inside("node-1", "image", "import", "/root.tar", "--name", "default")
 
-    with Fleet.open(project.database()) as fleet:
+    with Fleet.open(project.address["node-1"]) as fleet:
         task = Sandbox.create(client=clients["node-1"])
         task.files.write("task", "a task\n")
         branches = fleet.fork(task, 6, memory=16 << 20, per_node=3)
