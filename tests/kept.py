@@ -7,6 +7,8 @@ import fcntl
 import hashlib
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +34,16 @@ def cached(name: str, made_of: str, make: Callable[[Path], None]) -> Path:
             if old != path:
                 _remove(old)
     return path
+
+
+def installed(name: str, *requirements: str) -> Path:
+    """A folder with packages of PyPI, as `pip install --target` makes it."""
+
+    def install(target: Path) -> None:
+        command = [sys.executable, "-m", "pip", "install", "-q", "--target", str(target), *requirements]
+        subprocess.run(command, check=True, capture_output=True, timeout=240)
+
+    return cached(name, " ".join(requirements), install)
 
 
 def _remove(path: Path) -> None:

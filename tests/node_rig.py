@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -39,17 +40,22 @@ class Fleet:
         home = self.directory / node
         (home / "state" / "repo").mkdir(parents=True, exist_ok=True)
         shutil.copy(key or self._key, home / "state" / "repo" / "key")
-        self.nodes[node] = start(
-            home / "state",
-            home / "s",
-            SNAPSHOTD_FLEET=self.url,
-            SNAPSHOTD_NODE=node,
-            SNAPSHOTD_NODE_ADDRESS=f"https://{node}.example.com:7676",
-            SNAPSHOTD_STORE=self.store,
-            SMALL_LEASE=" ".join(map(str, TERMS_MS)),
-            **environment,
-        )
+        own = {
+            "SNAPSHOTD_FLEET": self.url,
+            "SNAPSHOTD_NODE": node,
+            "SNAPSHOTD_NODE_ADDRESS": f"https://{node}.example.com:7676",
+            "SNAPSHOTD_STORE": self.store,
+            "SMALL_LEASE": " ".join(map(str, TERMS_MS)),
+        }
+        self.nodes[node] = start(home / "state", home / "s", **{**own, **environment})
         return self.nodes[node]
+
+    def begin_reachable(self, node: str) -> str:
+        """Start a node that other machines reach. Returns its address."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            place = f"127.0.0.1:{free.getsockname()[1]}"
+        self.begin(node, SMALL_LISTEN=place, SNAPSHOTD_NODE_ADDRESS=f"https://{place}")
+        return f"https://{place}"
 
     def ask(self, sql: str) -> list[tuple[Any, ...]]:
         return self.server.ask(sql, self.database)

@@ -20,6 +20,7 @@ from snapshotd.api.experiments import (
 )
 from snapshotd.api.files import FileInfo, MakeDirRequest, RemoveFileRequest, RenameFileRequest
 from snapshotd.api.find import FindInfo
+from snapshotd.api.fleet import EndReservationRequest, FleetNodeInfo, FleetSnapshotInfo, ReservationInfo, ReserveRequest
 from snapshotd.api.mind import (
     CompensateRequest,
     EditRequest,
@@ -269,6 +270,13 @@ EXPORT = Operation[Any]("GET", "/snapshots/{ref}/export", FRAMES, READ, "storage
 IMPORT_BUNDLE = Operation[Any]("POST", "/import", LINES, ADMIN, "storage", body=BYTES)
 MOUNT = Operation[None]("POST", "/mount", None, ADMIN, "storage", body=MountRequest)
 UNMOUNT = Operation[None]("POST", "/umount", None, ADMIN, "storage", body=MountRequest)
+
+FLEET_NODES = Operation("GET", "/fleet/nodes", list[FleetNodeInfo], RUN, "fleet", by="fleet")
+FLEET_SNAPSHOT = Operation("GET", "/fleet/snapshots/{ref}", FleetSnapshotInfo, RUN, "fleet", by="fleet")
+RESERVE = Operation("POST", "/fleet/reservations", ReservationInfo, RUN, "fleet", body=ReserveRequest, by="fleet")
+END_RESERVATION = Operation[None](
+    "POST", "/fleet/reservations/end", None, RUN, "fleet", body=EndReservationRequest, by="fleet"
+)
 
 VERSION = Operation("GET", "/version", VersionInfo, READ, "service")
 STATUS = Operation[Json]("GET", "/status", dict[str, Any], READ, "service")

@@ -115,6 +115,8 @@ class SnapshotInfo(ApiRecord):
     """call: of a tool of the agent, or of a command; marker: the daemon took it, for a person or on its own account (`start`,
     `edit`, `exit`, ...), and an agent's tool of the same name is a call. Null where the answer is not about one snapshot or a
     log."""
+    published: bool | None = None
+    """True: every node of the fleet can read it. Null as `kind`, and where the daemon is no node of a fleet."""
 
 
 @record(frozen=True)

@@ -96,7 +96,13 @@ def snapshot_json(item: SnapshotInfo) -> dict[str, Any]:
     """One snapshot as `log --json` prints it."""
     answer = {name: getattr(item, name) for name in _IN_LOG}
     answer["tool"] = {name: getattr(item.tool, name) for name in _TOOL_IN_LOG}
-    return answer | {"kind": item.kind, "files": None if item.files is None else dataclasses.asdict(item.files)}
+    files = None if item.files is None else dataclasses.asdict(item.files)
+    return answer | {"kind": item.kind, "files": files, "published": item.published}
+
+
+def state_of(item: SnapshotInfo) -> str:
+    """Its state, and that only this node can read it, where others are to."""
+    return f"{item.state}, unpublished" if item.published is False else item.state
 
 
 def details_json(item: SnapshotInfo) -> dict[str, Any]:

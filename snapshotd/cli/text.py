@@ -141,7 +141,7 @@ _COLOURS = {
 
 def status(word: str) -> str:
     """A status word in its colour (click takes the colour away where standard output is no terminal)."""
-    colour = _COLOURS.get(word)
+    colour = _COLOURS.get(word.partition(",")[0])
     return click.style(word, fg=colour) if colour else word
 
 

@@ -19,6 +19,7 @@ from snapshotd.client.verbs.approvals import ApprovalVerbs
 from snapshotd.client.verbs.commands import CommandVerbs, OutputSink
 from snapshotd.client.verbs.experiments import ExperimentVerbs
 from snapshotd.client.verbs.files import FileVerbs
+from snapshotd.client.verbs.fleet import FleetVerbs
 from snapshotd.client.verbs.forks import ForkVerbs
 from snapshotd.client.verbs.looking import LookingVerbs
 from snapshotd.client.verbs.mind import MindVerbs
@@ -45,6 +46,7 @@ class Verbs(
     SharingVerbs,
     StorageVerbs,
     AccessVerbs,
+    FleetVerbs,
     PortVerbs[PortT],
     Generic[PortT],
 ):

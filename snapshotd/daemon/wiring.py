@@ -54,6 +54,7 @@ from snapshotd.engine.sandbox.root import LayerSources
 from snapshotd.engine.secrecy import Secrecy
 from snapshotd.engine.services.approvals import ApprovalService
 from snapshotd.engine.services.branching import BranchingService
+from snapshotd.engine.services.fleet import FleetService
 from snapshotd.engine.services.images import ImageService
 from snapshotd.engine.services.mind import MindService
 from snapshotd.engine.services.runs import RunService
@@ -275,7 +276,7 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker, rights: 
         node = open_node(context, rights, sessions, lambda: launcher.starting, archiver, archive, cold)
     services = Services(
         runs=RunService(context, sessions, resumes, background, archive, disposal),
-        snapshots=SnapshotService(context, cold, archive),
+        snapshots=SnapshotService(context, cold, archive, node.is_published if node else None),
         branching=BranchingService(
             context, sessions, cold, gate, folders.rewinds, forks, resumes, steps, disposal.forget
         ),
@@ -295,12 +296,11 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker, rights: 
         values=values,
         folders=folders,
         storage=storage,
-        stats=StatsService(
-            context, sessions, storage, background.pauses, None if node is None else node.describe_fleet
-        ),
+        stats=StatsService(context, sessions, storage, background.pauses, node.describe_fleet if node else None),
         images=ImageService(context),
         requests=Requests(context.catalog),
         find=FindService(context, index, filling),
+        fleet=FleetService(context.catalog, None if rights is None else rights.lease.fleet),
         life=Life(
             context,
             sessions,

@@ -183,11 +183,13 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class LookedAt:
-    """A snapshot with what its journal entries tell, and True in `marker` if it is of no call (`engine/markers.py`)."""
+    """A snapshot with what its journal entries tell, and True in `marker` if it is of no call (`engine/markers.py`).
+    `published`: other nodes can read it; None: the daemon is no node of a fleet."""
 
     snapshot: Snapshot
     facts: CallFacts
     marker: bool
+    published: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from snapshotd.engine.sandbox.disk_watch import DiskWatch
 from snapshotd.engine.sandbox.idle import IdleWatch
 from snapshotd.engine.services.approvals import ApprovalService
 from snapshotd.engine.services.branching import BranchingService
+from snapshotd.engine.services.fleet import FleetService
 from snapshotd.engine.services.images import ImageService
 from snapshotd.engine.services.mind import MindService
 from snapshotd.engine.services.runs import RunService
@@ -221,6 +222,7 @@ class Engine:
     images: ImageService
     requests: Requests
     find: FindService
+    fleet: FleetService
     life: Life
 
 

@@ -26,6 +26,7 @@ from snapshotd.store.base import Store
 from snapshotd.store.local import LocalStore
 from snapshotd.store.memory import MemoryStore
 from snapshotd.store.s3 import S3Store
+from tests import s3_service
 from tests.contracts.store import CHECKS
 from tests.faulty_store import APPLIES, Fault, FaultyStore, Script, Seeded
 
@@ -33,6 +34,13 @@ over_each = pytest.mark.parametrize(
     "bare", ["local", "memory", pytest.param("s3", marks=pytest.mark.long)], indirect=True
 )
 """The wrapper of the tests does the same over each store: the long set has it over S3 too, which costs most."""
+
+
+@pytest.fixture(scope="module")
+def other_bucket() -> Iterator[tuple[str, str]]:
+    """As `s3_bucket`, in SeaweedFS: a server that keeps its values on a disk."""
+    with s3_service.running(service="seaweedfs") as endpoint:
+        yield endpoint, s3_service.make_bucket(endpoint)
 
 
 @pytest.fixture
@@ -46,7 +54,7 @@ def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     elif request.param == "cached":
         store = CachedStore(MemoryStore(), DiskBlocks(tmp_path / "cache", bytes(32), 1 << 30))
     else:
-        endpoint, bucket = request.getfixturevalue("s3_bucket")
+        endpoint, bucket = request.getfixturevalue("s3_bucket" if request.param == "s3" else "other_bucket")
         store = S3Store(bucket, f"some/Prefix{os.urandom(6).hex()}", endpoint=endpoint, page_keys=7)
     yield store
     store.close()
@@ -74,6 +82,18 @@ def test_contract(check: Callable[[Store], None], bare: Store, wrapped: bool) ->
     if isinstance(bare, LocalStore):
         assert os.listdir(bare.directory / "@tmp") == []
         assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.mark.long  # over moto: above
+@pytest.mark.parametrize("bare", ["seaweedfs"], indirect=True)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_contract_of_a_second_service(check: Callable[[Store], None], bare: Store) -> None:
+    """It lists folder by folder, so `b/c` before `b-`, where S3 goes by all bytes. That is told, and nothing left out."""
+    if check.__name__ == "keys_are_listed_in_order":
+        with pytest.raises(OSError, match="out of order"):
+            check(bare)
+        return
+    check(bare)
 
 
 # --- the wrapper ---

@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,15 @@ def test_a_service_without_conditional_writes_is_refused(store: S3Store) -> None
         with pytest.raises(Unsupported, match="conditional writes"):
             store.put("a", [b"x"])
     assert list(store.keys()) == []
+
+
+@pytest.mark.long  # moto without the condition: above
+def test_rclone_is_refused_because_it_has_no_conditional_writes() -> None:
+    with s3_service.running(service="rclone") as endpoint:
+        opened = S3Store(s3_service.make_bucket(endpoint), endpoint=endpoint)
+        with closing(opened), pytest.raises(Unsupported, match="ignores conditional writes"):
+            opened.put("a", [b"x"])
+        assert list(opened.keys()) == []
 
 
 def test_other_bytes_than_were_sent_are_found(store: S3Store) -> None:

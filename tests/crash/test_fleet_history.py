@@ -113,8 +113,11 @@ def test_a_caller_waits_until_other_nodes_can_read_a_snapshot_of_a_sandbox_that_
     north, south = fleet.begin("north").client, fleet.begin("south").client
     box = work(north, "one")
     head = head_of(box)
+    assert {one.published for one in north.log(box.id)} <= {True, False}
     north.flush(box.id, published=True)
     assert published(fleet, head)
+    assert north.snapshot(head).published
+    assert [one.published for one in south.log(box.id)] == [True, True]
     assert read(south, head) == "one\n"
     south.flush(box.id, published=True)  # what it knows of the trajectory is published, by whomever
 
@@ -182,6 +185,7 @@ def test_steps_go_on_while_the_database_is_away_and_are_published_after_it(fleet
     fleet.server.stop()
     try:
         head = write(box, "two")
+        assert [one.published for one in north.log(box.id)] == [True, True, False]
         with pytest.raises(Unavailable, match="is not on this node, and other nodes cannot be asked"):
             south.snapshot(head)
     finally:

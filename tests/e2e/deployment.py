@@ -17,11 +17,13 @@ from pathlib import Path
 from snapshotd.engine.host.system_packages import PACKAGES
 from snapshotd.images.build import build_root
 from snapshotd.images.recipes import load_recipe
-from tests import long
+from tests import long, s3_service
+from tests.capabilities import require
 from tests.kept import cached
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BASE_IMAGE = "snapshotd-base:test"
+SERVICES_IMAGE = "snapshotd-services"
 _CONTEXT = (
     "pyproject.toml",
     "README.md",
@@ -35,9 +37,9 @@ _MADE_BY_COMPOSE = {"docs/examples/deploy": ("run", "data", ".env")}
 _PYTHON_OF_BOOKWORM = "3.11"
 
 
-def stage(directory: Path) -> Path:
+def stage(directory: Path, extras: str = "") -> Path:
     """A copy of what the image is made of, with a wheelhouse, so that nothing is written into the checkout. Returns the
-    compose file."""
+    compose file. `extras`: those of the image, as in `EXTRAS` of the Dockerfile."""
     for name in _CONTEXT:
         target = directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +49,7 @@ def stage(directory: Path) -> Path:
             )
         else:
             shutil.copy2(CHECKOUT / name, target)
-    _fill_wheelhouse(directory)
+    _fill_wheelhouse(directory, extras)
     return directory / "docs" / "examples" / "deploy" / "compose.yaml"
 
 
@@ -56,11 +58,38 @@ def import_base() -> None:
     subprocess.run(["docker", "import", str(base_archive()), BASE_IMAGE], check=True, capture_output=True, timeout=240)
 
 
+def make_services_image(directory: Path) -> None:
+    """Make an image that is a PostgreSQL server or an S3 service, as the environment of fleet.yaml says, known to the engine of
+    DOCKER_HOST. `directory`: an empty one."""
+    recipe = _recipe("postgresql")
+    archive = cached("services.tar", recipe, lambda path: _make_base(recipe, path))
+    subprocess.run(
+        ["docker", "import", str(archive), f"{SERVICES_IMAGE}-base"], check=True, capture_output=True, timeout=240
+    )
+    shutil.copy2(s3_service.program("seaweedfs"), directory / "weed")
+    shutil.copy2(Path(__file__).with_name("services_entry.sh"), directory / "entry")
+    (directory / "Dockerfile").write_text(
+        f'FROM {SERVICES_IMAGE}-base\nCOPY weed entry /usr/local/bin/\nENTRYPOINT ["sh", "/usr/local/bin/entry"]\n'
+    )
+    command = ["docker", "build", "--tag", SERVICES_IMAGE, str(directory)]
+    subprocess.run(command, check=True, capture_output=True, timeout=240)
+
+
+def compose_command() -> list[str]:
+    """The plugin where Docker has it, else the program of Debian 12."""
+    require("compose")
+    plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=60, check=False)
+    return ["docker", "compose"] if plugin.returncode == 0 else ["docker-compose"]
+
+
 def base_archive() -> Path:
     """A root with Debian's packages, all that snapshotd needs of them."""
-    packages = ["python3", "python3-venv", *(package.name for package in PACKAGES if package.level == "run")]
-    recipe = f'suite = "bookworm"\nvariant = "minbase"\npackages = {json.dumps(packages)}\n'
+    recipe = _recipe("python3", "python3-venv", *(package.name for package in PACKAGES if package.level == "run"))
     return cached("base.tar", recipe, lambda path: _make_base(recipe, path))
+
+
+def _recipe(*packages: str) -> str:
+    return f'suite = "bookworm"\nvariant = "minbase"\npackages = {json.dumps(packages)}\n'
 
 
 def _make_base(recipe: str, archive: Path) -> None:
@@ -75,7 +104,7 @@ def _make_base(recipe: str, archive: Path) -> None:
         )
 
 
-def _fill_wheelhouse(project: Path) -> None:
+def _fill_wheelhouse(project: Path, extras: str) -> None:
     """Our own wheel is built anew each time; it also says which others are needed, for the base image's Python, not for
     ours."""
     house = project / "wheelhouse"
@@ -88,11 +117,18 @@ def _fill_wheelhouse(project: Path) -> None:
 
     def download(target: Path) -> None:
         _pip(
-            "download", "--only-binary=:all:", "--python-version", _PYTHON_OF_BOOKWORM, "--dest", str(target), str(own)
+            "download",
+            "--only-binary=:all:",
+            "--python-version",
+            _PYTHON_OF_BOOKWORM,
+            "--dest",
+            str(target),
+            f"{own}[{extras}]" if extras else str(own),
         )
         (target / own.name).unlink()
 
-    others = cached("wheels", (project / "pyproject.toml").read_text(), download)
+    name = f"{extras.replace(',', '_')}_wheels" if extras else "wheels"
+    others = cached(name, (project / "pyproject.toml").read_text(), download)
     shutil.copytree(others, house, dirs_exist_ok=True)
 
 

@@ -19,7 +19,6 @@ from docker.models.containers import Container
 from pytest_docker.plugin import Services
 
 from tests import trimmed_runc
-from tests.capabilities import require
 from tests.dockerd import TRIMMED_RUNTIME, Engine
 from tests.e2e import deployment
 from tests.e2e.support import Snap, wait_until
@@ -33,10 +32,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]  # the first time, 
 
 @pytest.fixture(scope="session")
 def docker_compose_command() -> str:
-    """The plugin where Docker has it, else the program of Debian 12."""
-    require("compose")
-    plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=60, check=False)
-    return "docker compose" if plugin.returncode == 0 else "docker-compose"
+    return " ".join(deployment.compose_command())
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 import yaml
 
 from snapshotd.config import settings
+from tests.kept import installed
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "examples" / "deploy"
 SETTINGS = {field.metadata["variable"] for field in settings()}
@@ -75,8 +79,21 @@ def test_volumes_and_dependencies_of_the_compose_file_exist() -> None:
     names = {each["environment"]["SNAPSHOTD_NODE"] for each in daemons("fleet.yaml")}
     assert len(names) == 2
     for each in daemons("fleet.yaml"):
-        assert each["environment"]["SNAPSHOTD_NODE_ADDRESS"] == f"https://{each['environment']['SNAPSHOTD_NODE']}:7676"
+        own = f":-https://{each['environment']['SNAPSHOTD_NODE']}:7676}}"
+        assert each["environment"]["SNAPSHOTD_NODE_ADDRESS"].endswith(own), "where nothing else is set"
         assert each["environment"]["SNAPSHOTD_NODE"] in whole["services"]
+
+
+@pytest.mark.long  # its own parts: above
+@pytest.mark.parametrize("version", ["1.30.0", "1.37.0"])
+def test_the_manifest_is_one_of_kubernetes(version: str) -> None:
+    """By the schema that each version publishes; a field that it does not have is an error."""
+    packages = installed("kubernetes_validate", "kubernetes-validate==1.37.0")
+    command = [sys.executable, "-m", "kubernetes_validate", "--strict", "-k", version, FOLDER / "daemonset.yaml"]
+    environment = {**os.environ, "PYTHONPATH": str(packages)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (done.stdout + done.stderr).count("passed for resource") == 2
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "fleet.yaml", "daemonset.yaml", "Dockerfile"])

@@ -10,9 +10,10 @@ Errors: DaemonUnavailable (the node does not answer), and those of its client.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from snapshotd.errors import UsageError
 from snapshotd.fleet.base import NodeID
 from snapshotd.fleet.places import ForkBlock, NodeRoom
 
@@ -58,6 +59,14 @@ class KnownNodes(ABC):
     def publish(self, snapshot: SnapshotInfo, home: NodeID) -> None:
         """Return when they can. Conflict, Unavailable."""
         self.client(home).flush(snapshot.trajectory, published=True)
+
+    def within(self, group: Any) -> Collection[NodeID]:
+        """The nodes of a placement group of Ray. UsageError: these are no nodes of Ray's; LimitExceeded: it is not placed yet."""
+        raise UsageError('a placement group is one of Ray, and this fleet is not: open it with Fleet.open("ray")')
+
+    def bind(self, branches: Iterable[Branch], group: Any) -> None:
+        """Functions of these branches run within a placement group of Ray from now on. None: anywhere on their nodes."""
+        return
 
     def run(self, function: Callable[[Branch], R], branch: Branch, token: str | None) -> R:
         """The result of a function of a branch. Its error is raised. `token`: what it asks for is made once under this

@@ -12,6 +12,7 @@ from snapshotd.api.wire import FORK_MAX
 from snapshotd.at_once import PER_PROCESSOR, at_once
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.exchange import keyed, new_key
+from snapshotd.client.fleet.addressed import AskedNodes
 from snapshotd.client.fleet.base import KnownNodes
 from snapshotd.client.fleet.branch import Branch, place_of
 from snapshotd.client.fleet.experiments import SharedExperiment
@@ -64,9 +65,10 @@ class Fleet:
         """The fleet at a place:
 
         - None: this machine's daemon, as `Snapshotd()` finds it.
-        - "https://HOST:PORT", or a list of such addresses (also ssh:// and unix://): these nodes. Each is known by its
-          login (`snapshotd login`), or all by `token`, `pin` and `ca`.
-        - "postgresql://...": the nodes in the database of a fleet. It needs `pip install 'snapshotd[fleet]'`.
+        - "https://HOST:PORT" (also ssh:// and unix://): this node, and all others of its fleet, by the addresses that they have
+          told it. Each is known by its login (`snapshotd login`), or all by `token`, `pin` and `ca`.
+        - a list of such addresses: these nodes and no others.
+        - "postgresql://...": the nodes in the database of a fleet, for operators. It needs `pip install 'snapshotd[fleet]'`.
         - "ray", or "ray://HOST:PORT": the nodes of a Ray cluster, and functions run as Ray tasks beside them. It needs
           `pip install 'snapshotd[ray]'` here and on the nodes.
 
@@ -104,6 +106,7 @@ class Fleet:
         per_node: int | None = None,
         token: str | None = None,
         detached: bool = False,
+        placement_group: Any = None,
     ) -> list[Branch]:
         """`n` running sandboxes that start from a snapshot (of a sandbox: from its newest one), in their order. `variants`,
         `args`, `name` and `resume` as in `Snapshotd.fork`; `{index}` is the number among all of them.
@@ -114,6 +117,9 @@ class Fleet:
 
         With a `token`, forks are made once: the same call within a day, by another driver too, returns the same branches.
 
+        With a `placement_group` of Ray (`ray.util.placement_group`), its machines alone get forks, and functions run as tasks
+        within it, on what it has reserved.
+
         All or none where one node takes them; else those that were made are stopped after an error. NotFound; LimitExceeded:
         there is no room; DaemonUnavailable: no node that could be asked answers."""
         labels = numbered(n, variants, args, name)
@@ -121,7 +127,7 @@ class Fleet:
         check_count("n", count, 1, FORK_MAX * 256)
         info, home = self._find(source)
         need = ForkNeed(size_given("memory", memory) or 0, cpus, base=info.id)
-        placement = ForkPlaces(self._nodes, info, home, need, per_node)
+        placement = ForkPlaces(self._nodes, info, home, need, per_node, placement_group)
         blocks = placement.place(count) if token is None else placement.place_once(count, token)
         self._placed[info.id] = placement
         idle_s = None if detached else self._lease.lease_s
@@ -131,6 +137,7 @@ class Fleet:
             except BaseException:
                 self._stop(making.made)
                 raise
+        self._nodes.bind(made, placement_group)
         return self._hold(made, detached=detached)
 
     def map(
@@ -174,13 +181,15 @@ class Fleet:
         from snapshotd.client.branching.experiment_file import Experiment, read_experiment
 
         plan = experiment if isinstance(experiment, Experiment) else read_experiment(experiment)
-        rooms = self._nodes.rooms()
+        rooms = [room for room in self._nodes.rooms() if room.lease_ns > 0 and not room.draining]
         if len(rooms) == 1:
             return self._nodes.client(rooms[0].node).run_experiment(plan, on_change=on_change)
         if isinstance(plan.source, str):
             info, home = self._find(self._begun_at(plan.name) or plan.source)
             plan = dataclasses.replace(plan, source=info.id)
             placement = ForkPlaces(self._nodes, info, home, ForkNeed(0), None)
+            if not self._nodes.is_published(info):
+                self._nodes.publish(info, home)
             with Making(self._nodes, placement, None, None, token=new_key()) as making:
                 for room in rooms:
                     making.bring(room.node)
@@ -256,6 +265,7 @@ class Fleet:
         placement = self._placed[branch.began_at]
         with Making(self._nodes, placement, None, self._lease.lease_s, token=new_key()) as making:
             (made,) = making.make(placement.place(1, without=[branch.node]))
+        self._nodes.bind([made], placement.group)
         return made
 
     def _stop(self, branches: Sequence[Branch]) -> None:
@@ -281,7 +291,11 @@ def _nodes_at(where: str | Sequence[str] | None, token: str | None, pin: str | N
         except ModuleNotFoundError as exc:
             raise Unsupported(f"{exc.name} is not installed: run `pip install 'snapshotd[ray]'`") from exc
         return RayNodes(None if where == "ray" else where)
-    places = [where] if isinstance(where, str) else list(where)
+    if isinstance(where, str):
+        first = Snapshotd(host=where, token=token, pin=pin, ca=ca, autostart=False)
+        known = first.fleet_nodes()
+        return AskedNodes(first, token, pin, ca) if known else ListedNodes({NodeID(where): first})
+    places = list(where)
     if not places:
         raise UsageError("the list of nodes is empty; name at least one address")
     return ListedNodes(

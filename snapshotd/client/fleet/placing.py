@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.fleet.base import KnownNodes
@@ -23,16 +24,28 @@ class ForkPlaces:
     """Where the forks of one snapshot go."""
 
     def __init__(
-        self, nodes: KnownNodes, snapshot: SnapshotInfo, home: NodeID, need: ForkNeed, per_node: int | None
+        self,
+        nodes: KnownNodes,
+        snapshot: SnapshotInfo,
+        home: NodeID,
+        need: ForkNeed,
+        per_node: int | None,
+        group: Any = None,
     ) -> None:
-        self._nodes, self.snapshot, self.home = nodes, snapshot, home
+        """`group`: a placement group of Ray, whose nodes alone get any; None: all may."""
+        self._nodes, self.snapshot, self.home, self.group = nodes, snapshot, home, group
         self._need, self._per_node = need, per_node
+        self._only = None if group is None else nodes.within(group)
 
     def place(self, count: int, without: Collection[NodeID] = ()) -> list[ForkBlock]:
         """Blocks for so many forks, home first. `without`: nodes that have failed. LimitExceeded: there is no room."""
-        if len(self._nodes.names()) == 1 and not without:
+        if len(self._nodes.names()) == 1 and not without and self._only is None:
             return [ForkBlock(self.home, count)]  # its daemon alone knows what it can take
-        rooms = [room for room in self._nodes.rooms() if room.node not in without]
+        rooms = [
+            room
+            for room in self._nodes.rooms()
+            if room.node not in without and (self._only is None or room.node in self._only)
+        ]
         if self._per_node is not None:
             rooms = [replace(room, starting=0, starting_most=self._per_node) for room in rooms]
         if not rooms:

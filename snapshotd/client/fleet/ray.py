@@ -12,13 +12,14 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from itertools import count
 from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.placement_group import placement_group_table
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.exchange import READ_BYTES, DaemonAway, keyed
@@ -26,7 +27,7 @@ from snapshotd.client.fleet.branch import Branch
 from snapshotd.client.fleet.listed import ListedNodes
 from snapshotd.client.links import ByteLink, Links
 from snapshotd.client.transport import Transport
-from snapshotd.errors import DaemonUnavailable, SnapshotdError
+from snapshotd.errors import DaemonUnavailable, LimitExceeded, SnapshotdError, UsageError
 from snapshotd.fleet.base import NodeID
 
 R = TypeVar("R")
@@ -180,17 +181,40 @@ class RayNodes(ListedNodes):
         if self._joined:
             ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
         self._task_cpus = task_cpus
+        self._groups: dict[str, Any] = {}
+        """Branch to its placement group."""
         alive = [node for node in ray.nodes() if node["Alive"]]
         chosen = [node for node in alive if node["Resources"].get(RESOURCE)] or alive
         names = sorted(node["NodeID"] for node in chosen)
         ray.get([actor_of(name).socket_path.remote() for name in names], timeout=_START_S)
         super().__init__({NodeID(name): _client_through_actor(name) for name in names})
 
+    def within(self, group: Any) -> Collection[NodeID]:
+        if not group.wait(_START_S):
+            raise LimitExceeded(
+                "the placement group is not placed yet: wait until the cluster has room for it, or ask for less"
+            )
+        found = set(self.names()).intersection(_bundles(group).values())
+        if not found:
+            raise UsageError("no machine of the placement group is a node: give its bundles the resource `snapshotd`")
+        return found
+
+    def bind(self, branches: Iterable[Branch], group: Any) -> None:
+        self._groups.update((branch.id, group) for branch in branches if group is not None)
+
+    def _place(self, branch: Branch) -> Any:
+        """The machine of a branch; within a placement group, one of its bundles there."""
+        group = self._groups.get(branch.id)
+        if group is None:
+            return NodeAffinitySchedulingStrategy(branch.node, soft=False)
+        there = [index for index, node in _bundles(group).items() if node == branch.node]
+        return PlacementGroupSchedulingStrategy(group, there[int(branch.id, 16) % len(there)])
+
     def run(self, function: Callable[[Branch], R], branch: Branch, token: str | None) -> R:
         task = ray.remote(_work).options(
             num_cpus=self._task_cpus,
             max_retries=0 if token is None else _TASK_RETRIES,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(branch.node, soft=False),
+            scheduling_strategy=self._place(branch),
         )
         try:
             result: R = ray.get(task.remote(function, branch, token))
@@ -206,6 +230,12 @@ class RayNodes(ListedNodes):
     def close(self) -> None:
         if self._joined:
             ray.shutdown()
+
+
+def _bundles(group: Any) -> dict[int, str]:
+    """Number of a bundle to its machine."""
+    found: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    return found
 
 
 def _client_through_actor(node: str) -> Snapshotd:

@@ -166,7 +166,9 @@ def tool(call: t.ToolCall) -> Tool:
 
 
 @record_of.register
-def snapshot(taken: t.Snapshot, facts: CallFacts | None = None, kind: str | None = None) -> SnapshotInfo:
+def snapshot(
+    taken: t.Snapshot, facts: CallFacts | None = None, kind: str | None = None, published: bool | None = None
+) -> SnapshotInfo:
     told = facts or CallFacts()
     stack = taken.stack
     return _record(
@@ -178,6 +180,7 @@ def snapshot(taken: t.Snapshot, facts: CallFacts | None = None, kind: str | None
         side_effect=told.side_effect,
         sub_agent=told.sub_agent,
         kind=kind,
+        published=published,
         model_use=_nested(told.model),
     )
 
@@ -185,7 +188,7 @@ def snapshot(taken: t.Snapshot, facts: CallFacts | None = None, kind: str | None
 @record_of.register
 def looked_at(found: base.LookedAt) -> SnapshotInfo:
     kind = "marker" if found.marker else "call"
-    return snapshot(found.snapshot, found.facts, kind)
+    return snapshot(found.snapshot, found.facts, kind, found.published)
 
 
 @record_of.register

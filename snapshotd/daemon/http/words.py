@@ -66,6 +66,7 @@ WORDS: dict[str, tuple[str, str]] = {
     # how it is, and how it ended
     "status": ("text", "How far it is, or how it ended: `running`, `done`, `failed`, `interrupted`, ..."),
     "state": ("text", "Durability of a snapshot: `captured`, `stored`, `lost`, `pruned`"),
+    "published": ("bool", "Every node of the fleet can read a snapshot; null where there is no fleet"),
     "exit_code": ("count", "Exit code of a command or agent"),
     "error": ("text", "Why it failed"),
     "reason": ("text", "Why: of a decision, a conflict, a snapshot that loses its files or was left out"),

@@ -85,6 +85,7 @@ INTEGRATIONS = {
             "openai-agents", "openai-agents", (0, 24), (0, 25), "sandboxes and sessions for the OpenAI Agents SDK"
         ),
         Integration("otel", "opentelemetry-sdk", (1, 40), (2,), "spans of steps and model calls for OpenTelemetry"),
+        Integration("ray", "ray", (2, 60), (3,), "functions beside their branches in a Ray cluster (docs/fleet.md)"),
         Integration(
             "swe-rex", "swe-rex", (1, 4), (1, 5), "a deployment for SWE-ReX, whose observations name snapshots"
         ),

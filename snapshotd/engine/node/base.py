@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from snapshotd.fleet.base import Claim, OwnedTrajectory, Taken
-from snapshotd.types import TrajectoryID
+from snapshotd.types import Snapshot, TrajectoryID
 
 
 class Publisher(Protocol):
@@ -32,6 +32,9 @@ class Publisher(Protocol):
 
     def lag(self) -> int:
         """The number of snapshots that are captured and not published."""
+
+    def is_published(self, snapshot: Snapshot) -> bool:
+        """True if other nodes can read it, as far as this node has noted."""
 
     def publish(self, trajectory: TrajectoryID, timeout_s: float) -> None:
         """Return when every snapshot so far of a trajectory is published. Unavailable: that takes longer; Conflict: the

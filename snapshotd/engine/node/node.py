@@ -20,7 +20,7 @@ from snapshotd.errors import NotFound, SnapshotdError
 from snapshotd.fleet.base import OwnedTrajectory, Taken
 from snapshotd.fleet.places import NodeRoom
 from snapshotd.kernel.memory import available_bytes
-from snapshotd.types import TrajectoryID, TrajectoryStatus
+from snapshotd.types import Snapshot, TrajectoryID, TrajectoryStatus
 
 STEP_END_S = 60.0
 """A draining node waits so long for the end of the calls and commands that run in a sandbox, and then cuts them off."""
@@ -71,6 +71,10 @@ class FleetNode:
     def publish(self, trajectory: TrajectoryID) -> None:
         """Return when every snapshot so far of a trajectory is published. Conflict, Unavailable."""
         self._publisher.publish(trajectory, PUBLISHED_S)
+
+    def is_published(self, snapshot: Snapshot) -> bool:
+        """True if other nodes can read it."""
+        return self._publisher.is_published(snapshot)
 
     def close(self) -> None:
         """Idempotent. The lease stays; it is closed by the wiring when every sandbox has ended."""

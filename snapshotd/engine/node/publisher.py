@@ -116,6 +116,9 @@ class NodePublisher(Publisher):
     def lag(self) -> int:
         return self._list.count_unpublished()
 
+    def is_published(self, snapshot: Snapshot) -> bool:
+        return self._marks.is_published(snapshot)
+
     def publish(self, trajectory: TrajectoryID, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         self._store_all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -25,8 +25,12 @@ from snapshotd.types import Snapshot, SnapshotID, Trajectory, TrajectoryID
 class SnapshotService:
     """Every method may raise NotFound or Ambiguous for a `ref`."""
 
-    def __init__(self, context: Context, cold: Cold, archive: Archive) -> None:
+    def __init__(
+        self, context: Context, cold: Cold, archive: Archive, is_published: Callable[[Snapshot], bool] | None = None
+    ) -> None:
+        """`is_published`: of a node of a fleet."""
         self._context, self._catalog, self._cold, self._archive = context, context.catalog, cold, archive
+        self._is_published = is_published
 
     def trajectories(self) -> list[Trajectory]:
         return self._catalog.trajectories()
@@ -60,7 +64,11 @@ class SnapshotService:
     def look_at(self, snapshots: Sequence[Snapshot]) -> list[LookedAt]:
         """These snapshots with what their journal entries tell."""
         facts = self._catalog.figures.facts([one.id for one in snapshots])
-        return [LookedAt(one, facts.get(one.id, CallFacts()), self.is_marker(one)) for one in snapshots]
+        told = self._is_published
+        return [
+            LookedAt(one, facts.get(one.id, CallFacts()), self.is_marker(one), None if told is None else told(one))
+            for one in snapshots
+        ]
 
     def is_marker(self, snapshot: Snapshot, names: Collection[str] = MARKERS) -> bool:
         """See `markers.is_marker`."""

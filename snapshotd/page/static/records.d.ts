@@ -254,6 +254,11 @@ declare namespace Api {
     trajectory: string;
   }
 
+  interface EndReservationRequest {
+    node: string;
+    reservation: string;
+  }
+
   interface EnsureImageRequest {
     image: string;
     limits?: LimitsRequest;
@@ -371,6 +376,25 @@ declare namespace Api {
     hits: (HitInfo)[];
     next: number | null;
     waiting: number;
+  }
+
+  interface FleetNodeInfo {
+    abilities: (string)[];
+    address: string;
+    architecture: string;
+    cpus: number;
+    draining: boolean;
+    free_memory_bytes: number;
+    lease_s: number;
+    node: string;
+    promised_cpus: number;
+    starting_count: number;
+    starting_max: number;
+  }
+
+  interface FleetSnapshotInfo {
+    node: string;
+    published: boolean;
   }
 
   interface ForkInfo {
@@ -616,6 +640,16 @@ declare namespace Api {
     sum_ms: number;
   }
 
+  interface ReservationInfo {
+    reservation: string;
+  }
+
+  interface ReserveRequest {
+    count: number;
+    memory_bytes: number;
+    node: string;
+  }
+
   interface RestoreInfo {
     bytes: number;
     directories: number;
@@ -781,6 +815,7 @@ declare namespace Api {
     model_use: ModelUseInfo | null;
     parent: string | null;
     pause_ms: number;
+    published: boolean | null;
     refused: (string)[];
     reused: string | null;
     seq: number;

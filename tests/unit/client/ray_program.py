@@ -28,11 +28,11 @@ def cluster_of(sockets: Sequence[str]) -> Iterator[tuple[Cluster, list[Any]]]:
         nodes += [
             cluster.add_node(
                 num_cpus=2,
-                resources={"snapshotd": 1},
+                resources={"snapshotd": 1, f"machine-{number}": 1},
                 env_vars={"SNAPSHOTD_SOCKET": path},
                 object_store_memory=80 << 20,
             )
-            for path in sockets
+            for number, path in enumerate(sockets)
         ]
         yield cluster, nodes
     finally:
@@ -74,6 +74,25 @@ def wait_until_gone(fleet: Fleet, node: str) -> None:
             fleet.client(node).version()
 
 
+def grouped(fleet: Fleet, task: Branch, nodes: Sequence[str]) -> dict[str, Any]:
+    """Forks in a placement group that has all processors of a machine, so that no function runs there but within it."""
+    import ray
+    from ray.util import placement_group, remove_placement_group
+
+    other = next(node for node in nodes if node != task.node)
+    has = next(one["Resources"] for one in ray.nodes() if one["NodeID"] == other)
+    machine = next(name for name in has if name.startswith("machine-"))
+    group = placement_group([{"CPU": 2, machine: 1}])
+    try:
+        branches = fleet.fork(task, 4, memory=MEMORY, placement_group=group)
+        return {
+            "grouped_on": sorted({branch.node == other for branch in branches}),
+            "grouped": fleet.map(where, branches),
+        }
+    finally:
+        remove_placement_group(group)
+
+
 def check(sockets: Sequence[str]) -> dict[str, Any]:
     with cluster_of(sockets) as (cluster, nodes):
         os.environ["RAY_ADDRESS"] = cluster.address
@@ -87,6 +106,7 @@ def check(sockets: Sequence[str]) -> dict[str, Any]:
             found["failed"] = [type(each).__name__ for each in fleet.map(fail, branches[:2])]
             found["worker"] = [str(each) for each in fleet.map(die_once, branches[:2], token="t")]
             found["worker_without_token"] = [type(each).__name__ for each in fleet.map(die_once, branches[2:3])]
+            found |= grouped(fleet, task, rooms)
             fresh = fleet.fork(task, 16, memory=MEMORY, per_node=8)
             away = next(branch.node for branch in fresh if branch.node != task.node)
             cluster.remove_node(next(node for node in nodes if node.node_id == away), allow_graceful=False)

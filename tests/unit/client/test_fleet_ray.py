@@ -72,5 +72,6 @@ def test_functions_run_beside_their_branches_and_outlive_workers_and_nodes(
     assert told["failed"] == ["KeyError"] * 2
     assert told["worker"] == ["once\n"] * 2, "Ray ran it again, and the command was not"
     assert told["worker_without_token"] == ["DaemonUnavailable"]
+    assert (told["grouped_on"], told["grouped"]) == ([True], [[True, "a task\n"]] * 4)
     assert told["moved"] == [[True, "a task\n"]] * 8
     assert told["moved_to_home"]

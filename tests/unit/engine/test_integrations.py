@@ -21,6 +21,8 @@ def test_the_versions_are_those_of_the_extras() -> None:
         (wanted,) = [text for text in extras[name] if re.match(r"[\w-]+", text)[0] == one.package]  # type: ignore[index]
         least, below = (".".join(map(str, numbers)) for numbers in (one.least, one.below))
         assert wanted == f"{one.package}>={least},<{below}"
+        if name == "ray":
+            continue  # a part of docs/fleet.md and of snapshotd/client/fleet
         assert (ROOT / "docs" / "integrations" / f"{name}.md").exists()
         assert (ROOT / "snapshotd" / "integrations" / name.replace("-", "_") / "__init__.py").exists()
 

@@ -6,7 +6,7 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.follow import note
-from snapshotd.cli.taken import snapshot_json
+from snapshotd.cli.taken import snapshot_json, state_of
 from snapshotd.cli.text import file_counts, milliseconds, print_json, printable, shown_id, size, status, table
 from snapshotd.cli.values import Count, complete_trajectory
 from snapshotd.client.client import Snapshotd
@@ -46,10 +46,12 @@ def command(
     """List a trajectory's snapshots.
 
     Oldest first, with the tool call that each was taken after, its changed files, and its state: captured (survives a
-    crash of the daemon), stored (survives power loss too), lost, or pruned (its files were given up). The last column is
+    crash of the daemon), stored (survives power loss too), lost, or pruned (its files were given up); on a node of a fleet also
+    whether it is unpublished: other nodes cannot read it yet. The last column is
     the call's main argument, cut to the terminal's width. The daemon counts
     changed files in the background: until then they are shown as "…", and "files" is null. With --json: an array of
-    {id,parent,trajectory,seq,tool,files,state,pause_ms,created_at,tags,warnings,refused,reused}. A call that was answered from
+    {id,parent,trajectory,seq,tool,files,state,pause_ms,created_at,tags,warnings,refused,reused,
+    kind,published}; published is null where the daemon is no node of a fleet. A call that was answered from
     an earlier run (`run --reuse`) has "← SNAPSHOT", the one that it was answered from. Where the program was refused
     when it was resumed, since it did something else than what is recorded, the reason is on standard error.
     """
@@ -119,7 +121,7 @@ def _table(found: list[SnapshotInfo], no_trunc: bool) -> None:
             file_counts(item.files),
             "-" if item.files is None else size(item.files.bytes),
             milliseconds(item.pause_ms),
-            status(item.state),
+            status(state_of(item)),
             " ".join(item.tags) or "-",
             main_argument(item.tool.arguments),
         )
