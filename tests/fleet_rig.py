@@ -11,7 +11,6 @@ from snapshotd.repo.base import Reclaimed
 from snapshotd.repo.fleet.base import BucketPeers
 from snapshotd.repo.fleet.index import FleetIndex
 from snapshotd.repo.fleet.maintenance import FleetMaintenance
-from snapshotd.repo.fleet.store import BlockSource
 from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.base import Store
 from tests.model.repo_world import KEY, Author, Files, Saved, is_as_saved, roots_of, save, silent
@@ -32,12 +31,10 @@ class Peers(BucketPeers):
 class Node(FleetMaintenance):
     """One node, below a directory of its own. Its clock is the test's: `later_s` seconds ahead."""
 
-    def __init__(
-        self, directory: Path, name: str, bucket: Store, key: bytes = KEY, source: BlockSource | None = None
-    ) -> None:
+    def __init__(self, directory: Path, name: str, bucket: Store, key: bytes = KEY) -> None:
         (directory / name).mkdir(parents=True, exist_ok=True)
         self.name, self.bucket, self.peers = name, bucket, Peers(bucket)
-        super().__init__(bucket, name, self.peers, directory / name / "index.db", key, source=source)
+        super().__init__(bucket, name, self.peers, directory / name / "index.db", key)
 
     @property
     def repo(self) -> PackRepository:
