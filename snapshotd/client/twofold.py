@@ -253,7 +253,7 @@ def _returning_iterator(verb: Any) -> Callable[..., Any]:
     return told
 
 
-class on_this_machine(_Verb, Generic[P, R]):  # noqa: N801
+class on_this_machine(verb[P, R]):  # noqa: N801
     """See the module. For verbs that work on files of this machine, which Linux reads and writes in no other way."""
 
     def __init__(self, verb: Callable[Concatenate[Snapshotd, P], R]) -> None:
@@ -267,15 +267,6 @@ class on_this_machine(_Verb, Generic[P, R]):  # noqa: N801
             return cast(R, await instance._in_thread(blocking, *args, **kwargs))
 
         self._give(verb, blocking, waiting)
-
-    @overload
-    def __get__(self, instance: Blocking, owner: type) -> Callable[P, R]: ...
-    @overload
-    def __get__(self, instance: Twofold, owner: type) -> Callable[P, Coroutine[Any, Any, R]]: ...
-    @overload
-    def __get__(self, instance: None, owner: type) -> Callable[..., Any]: ...
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return self._given(instance, owner)
 
 
 def closing(items: AsyncIterator[T]) -> aclosing[AsyncGenerator[T, None]]:

@@ -9,6 +9,7 @@ import pytest
 
 from tests import built_images, forked, way
 from tests.e2e.default_image import default_archive
+from tests.e2e.model_rig import Agents
 from tests.e2e.page_rig import chromium, person  # noqa: F401 - fixtures
 from tests.e2e.plug_rig import plug_daemon, plugged  # noqa: F401 - fixtures
 from tests.e2e.prepared import NO_ENGINE, daemon_on, state_with
@@ -94,3 +95,17 @@ def own_snap(
     """A daemon that the module's tests may kill and stop."""
     with daemon_on(minimal_state, tmp_path_factory.mktemp("o") / "state", engine_env) as snap:
         yield snap
+
+
+@pytest.fixture
+def agents(snap: Snap, runc_ready: None) -> Agents:
+    """Agents behind the gateway of the session's daemon."""
+    return Agents(snap, "runc")
+
+
+@pytest.fixture
+def box(snap: Snap, runtime: str) -> Iterator[str]:
+    """A sandbox of the test's own."""
+    trajectory, _ = snap.create("--runtime", runtime)
+    yield trajectory
+    snap("rm", "--force", trajectory)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.e2e.model_rig import WAITS, Agents, from_npm, provider
-from tests.e2e.support import Snap
 
 VERSION = "2.1.197"
 PACKAGE = "@anthropic-ai/claude-code-linux-x64"
@@ -65,11 +64,6 @@ def claude(tmp_path: Path) -> tuple[str, ...]:
     shutil.copy(from_npm(PACKAGE, VERSION, f"{PACKAGE}/claude"), folder / "claude")
     pairs = (word for name in ENVIRONMENT for word in ("--env", name))
     return ("--workspace", str(folder), "--env", "TZ=Etc/GMT+12", *pairs)
-
-
-@pytest.fixture
-def agents(snap: Snap, runc_ready: None) -> Agents:
-    return Agents(snap, "runc")
 
 
 def test_one_snapshot_for_each_call(agents: Agents, claude: tuple[str, ...], tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.e2e.model_rig import WAITS, Agents, from_npm, provider
-from tests.e2e.support import Snap
 
 VERSION = "0.169.0"
 FILE = "@openai/codex-linux-x64/vendor/x86_64-unknown-linux-musl/bin/codex"
@@ -44,11 +43,6 @@ def codex(tmp_path: Path) -> tuple[str, ...]:
     folder.mkdir()
     shutil.copy(from_npm("@openai/codex", VERSION, FILE), folder / "codex")
     return ("--workspace", str(folder), "--env", "TZ=Etc/GMT+12")
-
-
-@pytest.fixture
-def agents(snap: Snap, runc_ready: None) -> Agents:
-    return Agents(snap, "runc")
 
 
 def test_one_snapshot_for_each_call(agents: Agents, codex: tuple[str, ...], tmp_path: Path) -> None:

@@ -23,11 +23,6 @@ CONVERSATIONS = {"explore alpha": ALPHA, "explore beta": BETA}
 FILES = {"begun": "begun\n", "a1": "one\n", "a2": "two\n", "b1": "one\n", "b2": "two\n", "sum": "one\none\n"}
 
 
-@pytest.fixture
-def agents(snap: Snap, runc_ready: None) -> Agents:
-    return Agents(snap, "runc")
-
-
 def _roles(agents: Agents, trajectory: str) -> list[str]:
     return [role for role, _ in agents.said(trajectory)]
 

@@ -18,11 +18,6 @@ IN_WORDS = ("acts", "arranges")
 pytestmark = pytest.mark.parametrize("manner", MANNERS)
 
 
-@pytest.fixture
-def agents(snap: Snap, runc_ready: None) -> Agents:
-    return Agents(snap, "runc")
-
-
 def script(manner: str, *commands: str) -> dict[str, Any]:
     """Each command a step; and the end."""
     steps = [bash(command, f"Step {number}.") for number, command in enumerate(commands)]

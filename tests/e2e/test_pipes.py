@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +39,6 @@ def test_all_of_a_long_output_is_followed(own_snap: Snap) -> None:
     (events,) = (snap.state_dir / "runs").glob(f"{trajectory}*")
     assert limit <= events.stat().st_size < limit * 1.1, "the rest came from the record"
     snap.stop_daemon()
-
-
-@pytest.fixture
-def box(snap: Snap, runtime: str) -> Iterator[str]:
-    trajectory, _ = snap.create("--runtime", runtime)
-    yield trajectory
-    snap("rm", "--force", trajectory)
 
 
 def _shell(snap: Snap, line: str, **options: Any) -> subprocess.CompletedProcess[str]:

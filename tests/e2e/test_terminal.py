@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from snapshotd.client import Snapshotd, Terminal
@@ -12,13 +10,6 @@ from tests.e2e.support import Snap, wait_until
 
 DEADLINE_S = 60.0
 DRAW = r'$| = 1; print "\e[2J\e[5;5Hdrawn\n"; my $l = <STDIN>; print "read $l"; exit 3'
-
-
-@pytest.fixture
-def box(snap: Snap, runtime: str) -> Iterator[str]:
-    trajectory, _ = snap.create("--runtime", runtime)
-    yield trajectory
-    snap("rm", "--force", trajectory)
 
 
 def test_a_shell_has_a_terminal(snap: Snap, box: str) -> None:
