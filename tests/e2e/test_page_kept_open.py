@@ -65,6 +65,31 @@ def test_a_list_that_lags_behind_hides_no_call(own_snap: Snap, person: Person, s
     page.unroute_all(behavior="ignoreErrors")
 
 
+def test_calls_that_come_before_the_list_hide_no_other(own_snap: Snap, person: Person) -> None:
+    page, held = person.page, []
+    page.route("**/overview?trajectory=*", lambda route: held.append((route, route.fetch())))
+
+    def hold(count: int) -> None:
+        while len(held) < count:
+            page.wait_for_timeout(20)
+
+    own_snap.create("--name", "kept")
+    hold(1)
+    own_snap("exec", "kept", "--", "echo", "early")
+    route, answer = held[0]
+    route.fulfill(response=answer)
+    hold(2)
+    own_snap("exec", "kept", "--", "echo", "late")
+    person.opens("kept")
+    person.sees("echo late", ".calls")
+    person.sees("echo early", ".calls")
+    person.sees("start", ".calls")
+    for route, answer in held[1:]:
+        route.fulfill(response=answer)
+    page.unroute_all(behavior="ignoreErrors")
+    own_snap("rm", "--force", "kept")
+
+
 def test_rows_that_could_not_be_read_are_read_later(own_snap: Snap, person: Person, sandbox: str) -> None:
     for number in range(2):
         own_snap("exec", sandbox, "--", "echo", str(number))

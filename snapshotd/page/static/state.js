@@ -151,15 +151,15 @@ async function hear(/** @type {Heard} */ event) {
   for (const told of followers) told(event);
 }
 
-/** Count a snapshot without asking. False if its trajectory is not known yet. */
+/** Count a snapshot, and those before it whose events came when its trajectory was not known yet, without asking. False if it is still not. */
 function advance(/** @type {Heard} */ { trajectory: id, snapshot }) {
   const known = overview.value.find(({ trajectory }) => trajectory.id === id);
-  if (!known || !snapshot) return false;
-  const seq = known.newest?.seq ?? -1;
+  if (!known?.newest || !snapshot) return false;
+  const { seq } = known.newest;
   if (snapshot.seq < seq) return true;
   stale.add(known.trajectory.id);
   const trajectory = { ...known.trajectory, head: snapshot.id };
-  const next = { ...known, trajectory, snapshots: known.snapshots + (snapshot.seq > seq ? 1 : 0), newest: snapshot };
+  const next = { ...known, trajectory, snapshots: known.snapshots + snapshot.seq - seq, newest: snapshot };
   overview.value = overview.value.map((one) => (one === known ? next : one));
   settle();
   return true;
