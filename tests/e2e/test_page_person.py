@@ -215,6 +215,8 @@ def test_arguments_that_were_typed_wait_for_the_person(asked: Person) -> None:
 
 def test_the_keyboard_is_at_the_second_step(asked: Person) -> None:
     asked.page.get_by_role("button", name="Approve…").focus()
-    asked.presses("Enter Enter Tab")  # the second Enter decides nothing
+    asked.presses("Enter")
+    asked.page.wait_for_function("document.activeElement.matches('.confirm')")
+    asked.presses("Enter Tab")  # this Enter decides nothing
     asked.page.keyboard.insert_text("seen")
     assert asked.page.locator(".confirm input").input_value() == "seen"

@@ -2,7 +2,7 @@
 import { ago, count, html, line, once, plain, short, signal, since, typed, view } from "./dom.js";
 import { at, get, send } from "./api.js";
 import { parse } from "./json.js";
-import { approvals, askToNotify, find, link, nameOf, notifies, refresh, say, waiting } from "./state.js";
+import { approvals, askToNotify, find, isRead, link, nameOf, notifies, refresh, say, waiting } from "./state.js";
 import { Patch, loaded } from "./text.js";
 
 /** @typedef {Api.ApprovalInfo} Approval */
@@ -53,6 +53,7 @@ export const Approvals = view(() => {
     const all = [...waiting.value, ...approvals.value.filter(({ status }) => status !== "pending").slice(-50).reverse()];
     const one = all.find(({ id }) => id === looked.value) ?? all[0];
     const tell = notifies.value === "default" ? html`<p class="pad"><button onClick=${askToNotify}>Notify me in this browser</button></p>` : null;
+    if (!one && !isRead.approvals.value) return html`<main class="wide"><h1>Approvals</h1><p class="faint" role="status">…</p></main>`;
     if (!one) return html`<main class="wide"><h1>Approvals</h1>${tell}<p class="faint">Nothing waits. A policy says which calls need a person: <code>snapshotd approvals --help</code>.</p></main>`;
     const of = find(one.trajectory), mine = one.id === looked.value, now = mine ? step.value : "", text = mine ? edited.value : null;
     const given = JSON.stringify(one.arguments, null, 2) ?? "null", shown = mine && whole.value ? Infinity : GIVEN_MAX;

@@ -1,5 +1,5 @@
 // What the page knows: where it is, the trajectories, what waits for a decision; kept up to date by the stream of events.
-import { computed, effect, signal } from "./dom.js";
+import { computed, effect, line, signal } from "./dom.js";
 import { Refused, get, stream } from "./api.js";
 import { saved } from "./saved.js";
 
@@ -12,6 +12,8 @@ import { saved } from "./saved.js";
 export const place = signal(read());
 export const overview = signal(/** @type {Overview[]} */ ([]));
 export const approvals = signal(/** @type {Api.ApprovalInfo[]} */ ([]));
+/** Which of them have been read: until then, that one is empty says nothing. */
+export const isRead = { overview: signal(Boolean(saved)), approvals: signal(Boolean(saved)) };
 /** `null` while the daemon answers, else the sentence that says why it does not. */
 export const away = signal(/** @type {string | null} */ (null));
 /** What the person is told at the bottom, for a while. */
@@ -27,6 +29,8 @@ const stale = new Set(/** @type {string[]} */ ([]));
 let allStale = false;
 /** With more of them, all are read. */
 const STALE_MAX = 8;
+/** What could not be read is read again after so long. */
+const AGAIN_MS = 2000;
 
 /** The parts of an address behind `#`. One that nobody could have written with `link` stays as it is. */
 export function partsOf(/** @type {string} */ text) {
@@ -77,26 +81,45 @@ export function follow(/** @type {(event: Heard) => void} */ told) {
   return () => void followers.delete(told);
 }
 
-/** What reads something anew, one reading at a time: who asks during one waits for another that begins after it. */
+/**
+ * What reads something anew, one reading at a time: who asks during one waits for another that begins after it. One that
+ * failed is done again, since no event may come that leads to it.
+ */
 function reader(/** @type {() => Promise<void>} */ read) {
-  let running = /** @type {Promise<void> | null} */ (null), next = /** @type {Promise<void> | null} */ (null);
+  let running = /** @type {Promise<void> | null} */ (null), next = /** @type {Promise<void> | null} */ (null), again = 0;
+  const failed = (/** @type {Error} */ error) => {
+    away.value = error.message;
+    clearTimeout(again);
+    if (!isRefused(error)) again = setTimeout(ask, AGAIN_MS);
+  };
   const begin = () => {
     next = null;
-    running = read().then(() => void (away.value = null), (error) => void (away.value = error.message)).finally(() => (running = null));
+    running = read().then(() => void (away.value = null), failed).finally(() => (running = null));
     return running;
   };
-  return () => (running ? (next ??= running.then(begin)) : begin());
+  const ask = () => (running ? (next ??= running.then(begin)) : begin());
+  return ask;
 }
+
+/** True if there is no session, which does not come back. */
+const isRefused = (/** @type {unknown} */ error) => error instanceof Refused && error.code === "NotPermitted";
 
 const readApprovals = reader(async () => {
   if (!saved) approvals.value = /** @type {Api.ApprovalInfo[]} */ (await get("/approvals"));
+  isRead.approvals.value = true;
 });
 const readStale = reader(async () => {
   const ids = [...stale], all = allStale || ids.length > STALE_MAX;
   stale.clear();
   allStale = false;
-  if (all) overview.value = /** @type {Overview[]} */ (await get("/overview"));
-  else await Promise.all(ids.map(readOne));
+  try {
+    if (all) overview.value = /** @type {Overview[]} */ (await get("/overview"));
+    else await Promise.all(ids.map(readOne));
+  } catch (error) {
+    allStale = true;
+    throw error;
+  }
+  if (all) isRead.overview.value = true;
 });
 
 /** Read one trajectory: it may be new, or gone. */
@@ -134,7 +157,7 @@ export async function watch() {
       await get("/version");  // says why it ended
     } catch (error) {
       away.value = /** @type {Error} */ (error).message;
-      if (error instanceof Refused && error.code === "NotPermitted") return;
+      if (isRefused(error)) return;
     }
     await new Promise((done) => setTimeout(done, pause));
   }
@@ -183,7 +206,7 @@ export async function askToNotify() {
 
 function notify(/** @type {Heard} */ event) {
   if (notifies.value !== "granted") return;
-  const shown = new Notification("snapshotd: a call waits for you", { body: event.name ?? "", tag: event.approval });
+  const shown = new Notification("snapshotd: a call waits for you", { body: line(event.name ?? "", 100), tag: event.approval });
   shown.onclick = () => (window.focus(), go(["approvals"]));
 }
 
