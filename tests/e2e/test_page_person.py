@@ -146,6 +146,7 @@ def test_a_mistake_is_told_in_front_of_the_dialog(person: Person, sandbox: str, 
         assert told.evaluate(IN_FRONT)
         assert name.input_value() == wrong
     _leaves(person)
+    assert person.page.locator(".notice").count() == 0, "the mistake is gone with it"
     person.presses("f")
     person.page.locator("dialog").get_by_label("Environment").fill("none")
     person.clicks("Fork", "dialog")

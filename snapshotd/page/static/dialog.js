@@ -83,6 +83,7 @@ export const Notice = view(() => () => notice.value ? html`<p class="notice ${no
 
 export const Dialog = view(() => {
   const shown = (/** @type {HTMLDialogElement | null} */ box) => box && !box.open && box.showModal();
+  const leave = () => void (dialog.value = notice.value = null);
   return () => {
     const asked = dialog.value;
     if (!asked) return null;
@@ -92,10 +93,10 @@ export const Dialog = view(() => {
       const data = new FormData(/** @type {HTMLFormElement} */ (event.target));
       asked.act(Object.fromEntries(fields.map(({ name }) => [name, String(data.get(name) ?? "")]))).catch(say);
     };
-    return html`<dialog class=${asked.wide ? "wide" : ""} ref=${shown} onClose=${() => (dialog.value = null)} aria-labelledby="asked">
+    return html`<dialog class=${asked.wide ? "wide" : ""} ref=${shown} onClose=${leave} aria-labelledby="asked">
       <form onSubmit=${done}><h2 id="asked">${line(asked.title, 200)}</h2>${typeof asked.text === "string" ? html`<p>${asked.text}</p>` : asked.text}
       ${fields.map((field) => html`<${Input} ...${field}/>`)}
-      <footer><${Notice}/><button type="button" onClick=${() => (dialog.value = null)}>${asked.button ? "Cancel" : "Close"}</button>
+      <footer><${Notice}/><button type="button" onClick=${leave}>${asked.button ? "Cancel" : "Close"}</button>
         ${asked.button ? html`<button class="main" type="submit" disabled=${running.value}>${asked.button}${running.value ? "…" : ""}</button>` : null}</footer></form></dialog>`;
   };
 });
