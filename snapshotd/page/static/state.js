@@ -1,5 +1,5 @@
 // What the page knows: where it is, the trajectories, what waits for a decision; kept up to date by the stream of events.
-import { computed, effect, line, signal } from "./dom.js";
+import { computed, effect, signal } from "./dom.js";
 import { Refused, get, stream } from "./api.js";
 import { saved } from "./saved.js";
 
@@ -206,7 +206,7 @@ export async function askToNotify() {
 
 function notify(/** @type {Heard} */ event) {
   if (notifies.value !== "granted") return;
-  const shown = new Notification("snapshotd: a call waits for you", { body: line(event.name ?? "", 100), tag: event.approval });
+  const shown = new Notification("snapshotd: a call waits for you", { body: event.name ?? "", tag: event.approval });
   shown.onclick = () => (window.focus(), go(["approvals"]));
 }
 
