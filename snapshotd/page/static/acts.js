@@ -56,9 +56,9 @@ function undoes(/** @type {Api.OverviewInfo} */ { trajectory, newest }) {
   return false;
 }
 
-/** Run the act that a key stands for. True if there is one. */
+/** Run the act that a key stands for: on the call that is looked at, else on its trajectory. True if there is one. */
 export function press(/** @type {string} */ key) {
-  const act = acts(inspected.value).find((one) => one.key === key) ?? (key === "v" ? acts(null).find((one) => one.key === key) : undefined);
+  const act = [...acts(inspected.value), ...acts(null)].find((one) => one.key === key);
   act?.run();
   return act !== undefined;
 }
@@ -66,12 +66,19 @@ export function press(/** @type {string} */ key) {
 /** The buttons of acts; the rarer ones in a menu. */
 export const Acts = view(() => {
   const open = signal(false);
+  const leave = (/** @type {FocusEvent} */ event) => /** @type {HTMLElement} */ (event.currentTarget).contains(/** @type {Node | null} */ (event.relatedTarget)) || (open.value = false);
+  const close = (/** @type {KeyboardEvent} */ event) => {
+    if (event.key !== "Escape" || !open.value) return;
+    event.stopPropagation();  // the call that is looked at stays
+    /** @type {HTMLElement} */ (event.currentTarget).querySelector("button")?.focus();
+    open.value = false;
+  };
   const button = (/** @type {Act} */ { name, key, main, run }) => html`<button class=${main ? "main" : ""} title=${`${name} (${key})`} onClick=${() => ((open.value = false), run())}>${name} <kbd>${key}</kbd></button>`;
   return (/** @type {{of: Snapshot | null}} */ { of }) => {
     const all = acts(of), rest = all.filter(({ more }) => more);
     return html`<div class="acts">${all.filter(({ more }) => !more).map(button)}
-      ${rest.length ? html`<span class="more"><button aria-expanded=${open.value} aria-label="More acts" onClick=${() => (open.value = !open.value)}>More</button>
-        ${open.value ? html`<span class="menu" onKeyDown=${(/** @type {KeyboardEvent} */ event) => event.key === "Escape" && (open.value = false)}>${rest.map(button)}</span>` : null}</span>` : null}</div>`;
+      ${rest.length ? html`<span class="more" onKeyDown=${close} onFocusOut=${leave}><button aria-expanded=${open.value} aria-label="More acts" onClick=${() => (open.value = !open.value)}>More</button>
+        ${open.value ? html`<span class="menu">${rest.map(button)}</span>` : null}</span>` : null}</div>`;
   };
 });
 
@@ -89,7 +96,7 @@ async function fork(/** @type {Snapshot} */ one) {
       ...(isFunction ? [{ name: "result", label: "Result of this call, as JSON", kind: /** @type {const} */ ("area"), hint: "as it was recorded" }] : []),
       { name: "env", label: "Environment, one NAME=VALUE a line", kind: "area" },
       ...(program ? [{ name: "args", label: "Arguments of the program, one a line", kind: /** @type {const} */ ("area"), value: args.join("\n") }] : []),
-      { name: "name", label: "Name", value: `${nameOf(of ?? { id: one.trajectory, name: null })}-fork` },
+      { name: "name", label: "Name", value: unused(`${nameOf(of ?? { id: one.trajectory, name: null })}-fork`) },
       { name: "n", label: "Number of forks", value: "1", kind: "number" },
       ...(program ? [{ name: "resume", label: "Let the agent go on at once", kind: /** @type {const} */ ("check"), value: "yes" }] : []),
     ],
@@ -106,10 +113,17 @@ async function fork(/** @type {Snapshot} */ one) {
         ...(given.trim() !== args.join("\n").trim() ? { args: given.split("\n").filter(Boolean) } : {}),
         name: name || null, resume: resume === "yes",
       });
-      attempt(() => /** @type {Promise<Api.ForkInfo>} */ (send("POST", at`/snapshots/${one.id}/fork`, body)), ({ trajectories }) => `forked: ${trajectories.map(nameOf).join(", ")}`)
+      return attempt(() => /** @type {Promise<Api.ForkInfo>} */ (send("POST", at`/snapshots/${one.id}/fork`, body)), ({ trajectories }) => `forked: ${trajectories.map(nameOf).join(", ")}`)
         .then((made) => made && go(["t", nameOf(made.trajectories[0])]));
     },
   });
+}
+
+/** The name, or the first one like it that no trajectory has. */
+function unused(/** @type {string} */ name) {
+  let found = name;
+  for (let i = 2; find(found); i++) found = `${name}-${i}`;
+  return found;
 }
 
 function parsed(/** @type {string} */ text) {
@@ -148,7 +162,10 @@ function tag(/** @type {Snapshot} */ one) {
   ask({
     title: `Tag call ${one.seq}`, text: "A tag is a name for this snapshot, and keeps its files.", button: "Tag",
     fields: [{ name: "name", label: "Name" }, { name: "move", label: "Take it away from the snapshot that has it", kind: "check" }],
-    run: ({ name, move }) => attempt(() => send("PUT", at`/tags/${name}`, { ref: one.id, move: move === "yes" }), `${short(one.id)} is ${name}`),
+    run: ({ name, move }) => {
+      if (!/^[A-Za-z0-9][\w.-]{0,63}$/.test(name)) throw new Error("a name has up to 64 letters, digits and ._- and begins with a letter or digit");
+      return attempt(() => send("PUT", at`/tags/${name}`, { ref: one.id, move: move === "yes" }), `${short(one.id)} is ${name}`);
+    },
   });
 }
 

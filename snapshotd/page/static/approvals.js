@@ -1,22 +1,25 @@
 // The inbox: calls that wait for a person. A decision has two steps, and the second shows exactly what is decided.
-import { ago, count, html, line, plain, short, signal, since, typed, view } from "./dom.js";
+import { ago, count, html, line, once, plain, short, signal, since, typed, view } from "./dom.js";
 import { at, get, send } from "./api.js";
 import { parse } from "./json.js";
-import { approvals, askToNotify, find, link, nameOf, notifies, refresh, say, waiting } from "./state.js";
+import { approvals, askToNotify, find, isRead, link, nameOf, notifies, refresh, say, waiting } from "./state.js";
 import { Patch, loaded } from "./text.js";
 
 /** @typedef {Api.ApprovalInfo} Approval */
 
 const GIVEN_MAX = 100_000;
 
+/** The call that is looked at, and what was typed for it: it waits while the person looks at something else. */
+const looked = signal(""), edited = signal(/** @type {string | null} */ (null)), reason = signal("");
+
 export const Approvals = view(() => {
-  const chosen = signal(""), step = signal(/** @type {"" | "approve" | "deny"} */ ("")), edited = signal(/** @type {string | null} */ (null)), reason = signal(""), whole = signal(false);
+  const step = signal(/** @type {"" | "approve" | "deny"} */ ("")), whole = signal(false);
 
   /** Nothing of what was typed for another call is left. */
   const forget = () => ([step.value, edited.value, reason.value, whole.value] = ["", null, "", false]);
 
   /** From now on it is this one, whatever is asked, decided or removed meanwhile. */
-  const choose = (/** @type {Approval} */ one) => void (chosen.value === one.id || (forget(), (chosen.value = one.id)));
+  const choose = (/** @type {Approval} */ one) => void (looked.value === one.id || (forget(), (looked.value = one.id)));
 
   function begin(/** @type {Approval} */ one, /** @type {"approve" | "deny"} */ kind) {
     choose(one);
@@ -28,27 +31,31 @@ export const Approvals = view(() => {
     }
   }
 
-  async function decide(/** @type {Approval} */ one) {
+  const decide = once(async (/** @type {Approval} */ one) => {
     try {
       const body = { reason: reason.value || null, ...(step.value === "approve" && edited.value !== null ? { arguments: parse(edited.value) } : {}) };
       await send("POST", at`/approvals/${one.id}/${step.value}`, body);
       say(step.value === "approve" ? `${one.name} runs` : `${one.name} is refused`);
-      forget(), (chosen.value = "");
+      forget(), (looked.value = "");
     } catch (error) {
       say(error);
     }
     await refresh();
-    if (chosen.value !== one.id) return;  // by now the person may decide about another one
+    if (looked.value !== one.id) return;  // by now the person may decide about another one
     step.value = "";
     if (!waiting.value.some(({ id }) => id === one.id)) forget();
-  }
+  });
+
+  /** The keyboard was at a button that is gone. */
+  const focus = (/** @type {HTMLElement | null} */ box) => box?.focus();
 
   return () => {
     const all = [...waiting.value, ...approvals.value.filter(({ status }) => status !== "pending").slice(-50).reverse()];
-    const one = all.find(({ id }) => id === chosen.value) ?? all[0];
+    const one = all.find(({ id }) => id === looked.value) ?? all[0];
     const tell = notifies.value === "default" ? html`<p class="pad"><button onClick=${askToNotify}>Notify me in this browser</button></p>` : null;
+    if (!one && !isRead.approvals.value) return html`<main class="wide"><h1>Approvals</h1><p class="faint" role="status">…</p></main>`;
     if (!one) return html`<main class="wide"><h1>Approvals</h1>${tell}<p class="faint">Nothing waits. A policy says which calls need a person: <code>snapshotd approvals --help</code>.</p></main>`;
-    const of = find(one.trajectory), mine = one.id === chosen.value, now = mine ? step.value : "", text = mine ? edited.value : null;
+    const of = find(one.trajectory), mine = one.id === looked.value, now = mine ? step.value : "", text = mine ? edited.value : null;
     const given = JSON.stringify(one.arguments, null, 2) ?? "null", shown = mine && whole.value ? Infinity : GIVEN_MAX;
     return html`<main class="inbox"><div class="list">${tell}<div role="listbox" aria-label="Approvals">${all.map((each) => html`
         <button role="option" key=${each.id} aria-selected=${each === one} class=${each === one ? "on" : ""} onClick=${() => choose(each)}>
@@ -64,10 +71,10 @@ export const Approvals = view(() => {
         ${one.status !== "pending" ? html`<p>${one.status}${one.reason ? `: ${plain(one.reason, 2000)}` : ""}</p>` : now === "" ? html`<div class="acts">
           <button class="main" onClick=${() => begin(one, "approve")}>Approve…</button><button onClick=${() => begin(one, "deny")}>Deny…</button>
           ${text === null ? html`<button onClick=${() => (choose(one), (edited.value = JSON.stringify(one.arguments, null, 2)))}>Edit</button>` : html`<button onClick=${() => (edited.value = null)}>As asked</button>`}</div>`
-        : html`<div class="confirm" role="alertdialog" aria-label="Confirm"><p>${now === "approve" ? "This call will run" : "This call will be refused"}${text !== null && now === "approve" ? " with the arguments above" : ""}.
+        : html`<div class="confirm" role="alertdialog" aria-label="Confirm" tabindex="-1" ref=${focus}><p>${now === "approve" ? "This call will run" : "This call will be refused"}${text !== null && now === "approve" ? " with the arguments above" : ""}.
             Digest${text !== null && now === "approve" ? " of the call as asked" : ""} <code class="digest">${one.digest}</code></p>
           <label>Reason <input value=${reason.value} onInput=${(/** @type {Event} */ event) => (reason.value = typed(event))}/></label>
-          <div class="acts"><button class=${now === "approve" ? "main" : "danger"} onClick=${() => decide(one)}>${now === "approve" ? "Approve" : "Deny"}</button><button onClick=${() => (step.value = "")}>Back</button></div></div>`}
+          <div class="acts"><button class=${now === "approve" ? "main" : "danger"} disabled=${decide.running.value} onClick=${() => decide(one)}>${now === "approve" ? "Approve" : "Deny"}</button><button onClick=${() => (step.value = "")}>Back</button></div></div>`}
         <h3>Changes so far</h3>
         ${loaded({
           what: one.id,

@@ -1,6 +1,6 @@
 // The one dialog: it asks for values, then acts.
-import { html, line, signal, view } from "./dom.js";
-import { refresh, say } from "./state.js";
+import { html, line, once, signal, view } from "./dom.js";
+import { notice, refresh, say } from "./state.js";
 
 /** @typedef {import("./dom.js").Drawn} Drawn */
 /**
@@ -17,25 +17,32 @@ import { refresh, say } from "./state.js";
  * @property {Drawn} [text]
  * @property {Field[]} [fields]
  * @property {string} [button] what acts; without it the dialog only shows
- * @property {(values: Record<string, string>) => void} [run]
+ * @property {(values: Record<string, string>) => unknown} [run] a promise, if it takes a while
  * @property {boolean} [wide]
  */
 
-/** What is asked just now. */
-export const dialog = signal(/** @type {Asked | null} */ (null));
+const never = once((/** @type {Record<string, string>} */ _) => /** @type {unknown} */ (undefined));
 
-export const ask = (/** @type {Asked} */ asked) => void (dialog.value = asked);
+/** What is asked just now. */
+export const dialog = signal(/** @type {(Asked & {act: typeof never}) | null} */ (null));
+
+/** Ask. What was said before is not about this. */
+export function ask(/** @type {Asked} */ asked) {
+  notice.value = null;
+  dialog.value = { ...asked, act: asked.run ? once(asked.run) : never };
+}
 
 /**
- * Act, close the dialog, and say what was done; or say why it was not.
+ * Act, close the dialog that asked for it, and say what was done; or say why it was not.
  * @template T
  * @param {() => Promise<T>} act @param {string | ((made: T) => string)} done
  * @returns {Promise<T | undefined>}
  */
 export async function attempt(act, done) {
+  const asked = dialog.value;
   try {
     const made = await act();
-    dialog.value = null;
+    if (dialog.value === asked) dialog.value = null;  // else the person has closed it, and may be at another one
     await refresh();
     say(typeof done === "string" ? done : done(made));
     return made;
@@ -71,25 +78,25 @@ function Input(/** @type {Field} */ { name, label, kind = "text", value = "", hi
     : html`<input name=${name} type=${kind} min="1" placeholder=${hint} defaultValue=${value}/>`}</label>`;
 }
 
+/** What the person is told. While a dialog is open it stands there: all else is behind it. */
+export const Notice = view(() => () => notice.value ? html`<p class="notice ${notice.value.bad ? "bad" : ""}" role="status">${line(notice.value.text, 1000)}</p>` : null);
+
 export const Dialog = view(() => {
   const shown = (/** @type {HTMLDialogElement | null} */ box) => box && !box.open && box.showModal();
+  const leave = () => void (dialog.value = notice.value = null);
   return () => {
     const asked = dialog.value;
     if (!asked) return null;
-    const { fields = [] } = asked;
+    const { fields = [], act: { running } } = asked;
     const done = (/** @type {SubmitEvent} */ event) => {
       event.preventDefault();
       const data = new FormData(/** @type {HTMLFormElement} */ (event.target));
-      try {
-        asked.run?.(Object.fromEntries(fields.map(({ name }) => [name, String(data.get(name) ?? "")])));
-      } catch (error) {
-        say(error);
-      }
+      asked.act(Object.fromEntries(fields.map(({ name }) => [name, String(data.get(name) ?? "")]))).catch(say);
     };
-    return html`<dialog class=${asked.wide ? "wide" : ""} ref=${shown} onClose=${() => (dialog.value = null)} aria-labelledby="asked">
+    return html`<dialog class=${asked.wide ? "wide" : ""} ref=${shown} onClose=${leave} aria-labelledby="asked">
       <form onSubmit=${done}><h2 id="asked">${line(asked.title, 200)}</h2>${typeof asked.text === "string" ? html`<p>${asked.text}</p>` : asked.text}
       ${fields.map((field) => html`<${Input} ...${field}/>`)}
-      <footer><button type="button" onClick=${() => (dialog.value = null)}>${asked.button ? "Cancel" : "Close"}</button>
-        ${asked.button ? html`<button class="main" type="submit">${asked.button}</button>` : null}</footer></form></dialog>`;
+      <footer><${Notice}/><button type="button" onClick=${leave}>${asked.button ? "Cancel" : "Close"}</button>
+        ${asked.button ? html`<button class="main" type="submit" disabled=${running.value}>${asked.button}${running.value ? "…" : ""}</button>` : null}</footer></form></dialog>`;
   };
 });

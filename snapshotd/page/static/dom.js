@@ -69,6 +69,25 @@ export function view(setup) {
   return View;
 }
 
+/**
+ * An act that a person asks for: while it runs, a second click does nothing. `running` says whether it does.
+ * @template {unknown[]} G
+ * @template T
+ * @param {(...given: G) => T | Promise<T>} act
+ */
+export function once(act) {
+  const running = signal(false);
+  return Object.assign(async (/** @type {G} */ ...given) => {
+    if (running.value) return undefined;
+    running.value = true;
+    try {
+      return await act(...given);
+    } finally {
+      running.value = false;
+    }
+  }, { running });
+}
+
 /** What a form's field holds when it tells of a change. */
 export const typed = (/** @type {Event} */ event) => /** @type {HTMLInputElement} */ (event.target).value;
 
@@ -103,8 +122,13 @@ export function duration(/** @type {number} */ ms) {
   return ms < 3_600_000 ? `${(ms / 60_000).toFixed(1)} min` : `${(ms / 3_600_000).toFixed(1)} h`;
 }
 
+/** Changes when ages are to be drawn again, also where nothing else happens. */
+const aged = signal(0);
+setInterval(() => aged.value++, 5000);
+
 /** How long ago a time was. */
 export function ago(/** @type {string} */ time) {
+  aged.value;
   const seconds = Math.max(0, (Date.now() - Date.parse(time)) / 1000);
   for (const [unit, length] of /** @type {[string, number][]} */ ([["d", 86400], ["h", 3600], ["min", 60]]))
     if (seconds >= length) return `${Math.floor(seconds / length)} ${unit}`;

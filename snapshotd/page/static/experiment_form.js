@@ -1,5 +1,5 @@
 // The form that begins an experiment from a snapshot.
-import { html, short, signal, typed, view } from "./dom.js";
+import { html, once, short, signal, typed, view } from "./dom.js";
 import { send } from "./api.js";
 import { environment } from "./dialog.js";
 import { go, link, say } from "./state.js";
@@ -23,8 +23,7 @@ function fields(/** @type {Variant} */ { label, env, message, args }) {
 export const NewExperiment = view(() => {
   const variants = signal([variant("as-it-is"), variant("other")]), reading = signal(/** @type {Reading} */ ("command"));
 
-  async function begin(/** @type {SubmitEvent} */ event, /** @type {string} */ snapshot) {
-    event.preventDefault();
+  const begin = once(async (/** @type {SubmitEvent} */ event, /** @type {string} */ snapshot) => {
     const form = new FormData(/** @type {HTMLFormElement} */ (event.target)), text = (/** @type {string} */ name) => String(form.get(name) ?? "");
     const limits = { seconds: number(form.get("seconds")), calls: number(form.get("calls")), tokens: number(form.get("tokens")), cost: number(form.get("cost")) };
     const prices = { input: Number(text("input")), output: Number(text("output")) };
@@ -41,13 +40,13 @@ export const NewExperiment = view(() => {
     } catch (error) {
       say(error);
     }
-  }
+  });
 
   const set = (/** @type {import("./dom.js").Signal<Variant>} */ one, /** @type {keyof Variant} */ name) => (/** @type {Event} */ event) => (one.value = { ...one.value, [name]: typed(event) });
   return (/** @type {{snapshot: string, name: string}} */ { snapshot, name }) => {
     return html`<main class="wide"><h1>New experiment</h1>
       <p class="faint">All branches begin at <a href=${link("s", snapshot)}><code>${short(snapshot)}</code></a>, run on their own, and are scored by one command in a throw-away fork.</p>
-      <form class="form" onSubmit=${(/** @type {SubmitEvent} */ event) => begin(event, snapshot)}>
+      <form class="form" onSubmit=${(/** @type {SubmitEvent} */ event) => (event.preventDefault(), begin(event, snapshot))}>
         <label>Name <input name="name" required pattern="[A-Za-z0-9][A-Za-z0-9_.\\-]*" defaultValue=${name ? `${name}-experiment` : ""}/></label>
         <label class="check"><input type="checkbox" name="resume" value="yes" defaultChecked=${true}/> The agent goes on from there (else its program begins anew, with the arguments below)</label>
         <h3>Variants</h3>
@@ -70,7 +69,7 @@ export const NewExperiment = view(() => {
         <div class="fields"><label>Seconds <input name="seconds" type="number" min="1"/></label><label>Calls <input name="calls" type="number" min="1"/></label><label>Tokens <input name="tokens" type="number" min="1"/></label><label>Cost <input name="cost" type="number" min="0" step="any"/></label></div>
         <h3>Prices of a million tokens</h3>
         <div class="fields"><label>Input <input name="input" type="number" min="0" step="any"/></label><label>Output <input name="output" type="number" min="0" step="any"/></label></div>
-        <div class="acts"><button class="main" type="submit">Begin</button></div>
+        <div class="acts"><button class="main" type="submit" disabled=${begin.running.value}>Begin</button></div>
       </form></main>`;
   };
 });

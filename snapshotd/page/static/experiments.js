@@ -1,5 +1,5 @@
 // Experiments: the live table of their branches, and scores against what they cost.
-import { count, html, line, signal, since, view } from "./dom.js";
+import { count, html, line, plain, signal, since, view } from "./dom.js";
 import { at, get, send, stream } from "./api.js";
 import { go, link, place, say } from "./state.js";
 import { NewExperiment } from "./experiment_form.js";
@@ -11,11 +11,11 @@ import { loaded } from "./text.js";
 const readExperiment = (/** @type {string} */ name, /** @type {AbortSignal=} */ ended) => /** @type {Promise<Experiment>} */ (get(at`/experiments/${name}`, {}, ended));
 
 export const Experiments = view((/** @type {import("./dom.js").Self<{}>} */ self) => {
-  const shown = signal(/** @type {Experiment | null} */ (null));
+  const shown = signal(/** @type {Experiment | null} */ (null)), failed = signal("");
   let name = "", stop = new AbortController();
   async function follow(/** @type {string} */ wanted) {
     if (wanted === name) return;
-    [name, shown.value] = [wanted, null];
+    [name, shown.value, failed.value] = [wanted, null, ""];
     stop.abort();
     stop = new AbortController();
     const { signal: ended } = stop;
@@ -24,7 +24,9 @@ export const Experiments = view((/** @type {import("./dom.js").Self<{}>} */ self
       shown.value = await readExperiment(wanted, ended);
       for await (const _ of stream(at`/experiments/${wanted}/events`, ended)) shown.value = await readExperiment(wanted, ended);
     } catch (error) {
-      if (!ended.aborted) say(error);
+      if (ended.aborted) return;
+      if (shown.value) say(error);
+      else failed.value = /** @type {Error} */ (error).message;
     }
   }
   self.mounted = () => (follow(place.value[1] ?? ""), () => stop.abort());
@@ -40,7 +42,7 @@ export const Experiments = view((/** @type {import("./dom.js").Self<{}>} */ self
         : html`<p class="faint">No experiments yet. Choose the call that all branches begin at, and press <kbd>e</kbd>.</p>`,
     })}</main>`;
     const one = shown.value;
-    if (!one) return html`<main class="wide"><p class="faint">…</p></main>`;
+    if (!one) return html`<main class="wide">${failed.value ? html`<p class="bad">${plain(failed.value)}</p>` : html`<p class="faint">…</p>`}</main>`;
     const best = one.variants.map(({ label }) => one.branches.filter((each) => each.label === label && each.trajectory).sort((a, b) => (b.score ?? 0) - (a.score ?? 0))[0]?.trajectory ?? "").filter(Boolean);
     return html`<main class="wide"><h1>${line(one.name, 200)}</h1>
       <p class="faint">${count(one.branches.length, "branch", "branches")} from <a href=${link("s", one.snapshot)}><code>${one.snapshot.slice(0, 12)}</code></a> · ${one.ended_because ?? "running"}</p>
@@ -53,7 +55,7 @@ export const Experiments = view((/** @type {import("./dom.js").Self<{}>} */ self
       <div class="scroll"><table class="grid"><thead><tr><th>branch</th><th>state</th><th>score</th><th>calls</th><th>time</th><th>tokens</th><th>cost</th><th>files</th></tr></thead><tbody>
         ${one.branches.map((each) => html`<tr key=${`${each.label}.${each.run}`} class=${each.passed ? "passed" : ""}>
           <td>${each.trajectory ? html`<a href=${link("t", each.trajectory)}>${line(`${each.label}.${each.run}`, 80)}</a>` : line(`${each.label}.${each.run}`, 80)}</td>
-          <td title=${each.error ?? ""}>${each.status}${each.error ? html` <span class="bad">${line(each.error, 120)}</span>` : null}</td>
+          <td title=${plain(each.error ?? "")}>${each.status}${each.error ? html` <span class="bad">${line(each.error, 120)}</span>` : null}</td>
           <td class="number">${each.score === null ? "" : each.score.toFixed(3)}</td><td class="number">${each.call_count}</td><td class="number">${each.seconds.toFixed(1)} s</td>
           <td class="number">${each.tokens[0] + each.tokens[1] || ""}</td><td class="number">${each.cost ? each.cost.toFixed(4) : ""}</td><td class="number">${each.file_count}</td></tr>`)}</tbody></table></div></main>`;
   };

@@ -1,7 +1,7 @@
 // One call: what it was, what it changed, the files and the conversation as they were.
 import { duration, grouped, html, line, plain, short, signal, since, size, view } from "./dom.js";
 import { at, get } from "./api.js";
-import { current, go, link, nameOf, place } from "./state.js";
+import { away, current, go, link, nameOf, place } from "./state.js";
 import { spoken } from "./log.js";
 import { Changes, brief, changed, failed, log, sub } from "./ledger.js";
 import { Acts } from "./acts.js";
@@ -18,15 +18,24 @@ const SAID_MAX = 100;
 export const inspected = signal(/** @type {Snapshot | null} */ (null));
 
 export const Inspector = view((/** @type {import("./dom.js").Self<{}>} */ self) => {
+  const missing = signal("");
+  /** The call that was asked for last; anew when the daemon is back. */
+  let asked = "";
   async function load() {
     const id = place.value[0] === "t" ? place.value[2] : undefined;
-    if (!id) return void (inspected.value = null);
+    if (!id) return void ((asked = ""), (missing.value = ""), (inspected.value = null));
     const shown = log.value, row = shown?.rowOf(id) ?? -1;
     const known = row >= 0 ? shown?.at(row) : undefined;
-    if (known) return void (inspected.value = known);
-    if (inspected.peek()?.id === id) return;
-    const found = await /** @type {Promise<Snapshot>} */ (get(at`/snapshots/${id}`)).catch(() => null);
-    if (place.value[2] === id) inspected.value = found;
+    if (known) return void ((asked = ""), (missing.value = ""), (inspected.value = known));
+    const key = `${id} ${away.value ?? ""}`;
+    if (asked === key) return;
+    asked = key;
+    try {
+      const found = await /** @type {Promise<Snapshot>} */ (get(at`/snapshots/${id}`));
+      if (asked === key) (missing.value = ""), (inspected.value = found);
+    } catch (error) {
+      if (asked === key) (inspected.value = null), (missing.value = /** @type {Error} */ (error).message);
+    }
   }
   self.mounted = () => void load();
   self.componentDidUpdate = () => void load();
@@ -34,6 +43,7 @@ export const Inspector = view((/** @type {import("./dom.js").Self<{}>} */ self) 
     place.value, log.value?.changed.value;
     load();
     const one = inspected.value;
+    if (missing.value) return html`<aside class="inspector"><header><a class="back" href=${link("t", place.value[1])}>‹ all calls</a><p class="bad">${plain(missing.value)}</p></header></aside>`;
     if (!one) return html`<aside class="inspector"><${Facts}/></aside>`;
     const tab = TABS.includes(place.value[3]) ? place.value[3] : one.files && !changed(one) && one.tool.outputs.length ? "output" : "patch";
     const { tool } = one, said = log.value?.said.get(one.id);

@@ -1,6 +1,6 @@
 // A trajectory's calls in order, one row each, with the lanes of the forks that leave it.
 import { duration, html, line, signal, size, view } from "./dom.js";
-import { current, follow, go, link, nameOf, overview, place } from "./state.js";
+import { current, follow, go, isRead, link, nameOf, overview, place } from "./state.js";
 import { Log } from "./log.js";
 import { Rows } from "./rows.js";
 
@@ -67,7 +67,7 @@ export const Ledger = view((/** @type {import("./dom.js").Self<{}>} */ self) => 
 
   return () => {
     const shown = open();
-    if (!shown) return html`<main class="ledger empty"><p class="faint">${place.value[1] ? "No such trajectory." : "Choose a trajectory."}</p></main>`;
+    if (!shown) return html`<main class="ledger empty"><p class="faint">${!isRead.overview.value ? "…" : place.value[1] ? "No such trajectory." : "Choose a trajectory."}</p></main>`;
     const lanes = forks(shown.id, shown.first);
     const selected = place.value[2] ? shown.rowOf(place.value[2]) : -1;
     const width = 26 + Math.min(LANES_MAX, lanes.length) * LANE;

@@ -1,7 +1,7 @@
 // The page: a session, then the views.
 import { effect, html, line, render, signal, view } from "./dom.js";
 import { at, get, openSession } from "./api.js";
-import { away, current, go, link, nameOf, notice, partsOf, place, readTrajectories, say, waiting, watch } from "./state.js";
+import { away, current, go, link, nameOf, partsOf, place, readTrajectories, say, waiting, watch } from "./state.js";
 import { saved } from "./saved.js";
 import { Ledger, log, step } from "./ledger.js";
 import { readEarly } from "./log.js";
@@ -9,7 +9,7 @@ import { Trajectories } from "./trajectories.js";
 import { Timing } from "./timing.js";
 import { Inspector, TABS } from "./inspector.js";
 import { press } from "./acts.js";
-import { Dialog, dialog } from "./dialog.js";
+import { Dialog, Notice, dialog } from "./dialog.js";
 import { Approvals } from "./approvals.js";
 import { Compare } from "./compare.js";
 import { Experiments } from "./experiments.js";
@@ -61,7 +61,7 @@ const Page = view(() => () => {
     ${help.value ? html`<dialog ref=${(/** @type {HTMLDialogElement | null} */ box) => box && !box.open && box.showModal()} onClose=${() => (help.value = false)}><h2>Keys</h2>
       <dl>${KEYS.map(([key, text]) => html`<dt>${key.split(" ").map((one) => html`<kbd>${one}</kbd> `)}</dt><dd>${text}</dd>`)}</dl>
       <form method="dialog"><footer><button class="main">Close</button></footer></form></dialog>` : null}
-    ${notice.value ? html`<p class="notice ${notice.value.bad ? "bad" : ""}" role="status">${line(notice.value.text, 1000)}</p>` : null}`;
+    ${dialog.value ? null : html`<${Notice}/>`}`;
 });
 
 addEventListener("keydown", (event) => {

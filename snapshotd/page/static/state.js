@@ -12,6 +12,8 @@ import { saved } from "./saved.js";
 export const place = signal(read());
 export const overview = signal(/** @type {Overview[]} */ ([]));
 export const approvals = signal(/** @type {Api.ApprovalInfo[]} */ ([]));
+/** Which of them have been read: until then, that one is empty says nothing. */
+export const isRead = { overview: signal(Boolean(saved)), approvals: signal(Boolean(saved)) };
 /** `null` while the daemon answers, else the sentence that says why it does not. */
 export const away = signal(/** @type {string | null} */ (null));
 /** What the person is told at the bottom, for a while. */
@@ -27,6 +29,8 @@ const stale = new Set(/** @type {string[]} */ ([]));
 let allStale = false;
 /** With more of them, all are read. */
 const STALE_MAX = 8;
+/** What could not be read is read again after so long. */
+const AGAIN_MS = 2000;
 
 /** The parts of an address behind `#`. One that nobody could have written with `link` stays as it is. */
 export function partsOf(/** @type {string} */ text) {
@@ -77,26 +81,45 @@ export function follow(/** @type {(event: Heard) => void} */ told) {
   return () => void followers.delete(told);
 }
 
-/** What reads something anew, one reading at a time: who asks during one waits for another that begins after it. */
+/**
+ * What reads something anew, one reading at a time: who asks during one waits for another that begins after it. One that
+ * failed is done again, since no event may come that leads to it.
+ */
 function reader(/** @type {() => Promise<void>} */ read) {
-  let running = /** @type {Promise<void> | null} */ (null), next = /** @type {Promise<void> | null} */ (null);
+  let running = /** @type {Promise<void> | null} */ (null), next = /** @type {Promise<void> | null} */ (null), again = 0;
+  const failed = (/** @type {Error} */ error) => {
+    away.value = error.message;
+    clearTimeout(again);
+    if (!isRefused(error)) again = setTimeout(ask, AGAIN_MS);
+  };
   const begin = () => {
     next = null;
-    running = read().then(() => void (away.value = null), (error) => void (away.value = error.message)).finally(() => (running = null));
+    running = read().then(() => void (away.value = null), failed).finally(() => (running = null));
     return running;
   };
-  return () => (running ? (next ??= running.then(begin)) : begin());
+  const ask = () => (running ? (next ??= running.then(begin)) : begin());
+  return ask;
 }
+
+/** True if there is no session, which does not come back. */
+const isRefused = (/** @type {unknown} */ error) => error instanceof Refused && error.code === "NotPermitted";
 
 const readApprovals = reader(async () => {
   if (!saved) approvals.value = /** @type {Api.ApprovalInfo[]} */ (await get("/approvals"));
+  isRead.approvals.value = true;
 });
 const readStale = reader(async () => {
   const ids = [...stale], all = allStale || ids.length > STALE_MAX;
   stale.clear();
   allStale = false;
-  if (all) overview.value = /** @type {Overview[]} */ (await get("/overview"));
-  else await Promise.all(ids.map(readOne));
+  try {
+    if (all) overview.value = /** @type {Overview[]} */ (await get("/overview"));
+    else await Promise.all(ids.map(readOne));
+  } catch (error) {
+    allStale = true;
+    throw error;
+  }
+  if (all) isRead.overview.value = true;
 });
 
 /** Read one trajectory: it may be new, or gone. */
@@ -134,7 +157,7 @@ export async function watch() {
       await get("/version");  // says why it ended
     } catch (error) {
       away.value = /** @type {Error} */ (error).message;
-      if (error instanceof Refused && error.code === "NotPermitted") return;
+      if (isRefused(error)) return;
     }
     await new Promise((done) => setTimeout(done, pause));
   }
@@ -151,15 +174,15 @@ async function hear(/** @type {Heard} */ event) {
   for (const told of followers) told(event);
 }
 
-/** Count a snapshot without asking. False if its trajectory is not known yet. */
+/** Count a snapshot, and those before it whose events came when its trajectory was not known yet, without asking. False if it is still not. */
 function advance(/** @type {Heard} */ { trajectory: id, snapshot }) {
   const known = overview.value.find(({ trajectory }) => trajectory.id === id);
-  if (!known || !snapshot) return false;
-  const seq = known.newest?.seq ?? -1;
+  if (!known?.newest || !snapshot) return false;
+  const { seq } = known.newest;
   if (snapshot.seq < seq) return true;
   stale.add(known.trajectory.id);
   const trajectory = { ...known.trajectory, head: snapshot.id };
-  const next = { ...known, trajectory, snapshots: known.snapshots + (snapshot.seq > seq ? 1 : 0), newest: snapshot };
+  const next = { ...known, trajectory, snapshots: known.snapshots + snapshot.seq - seq, newest: snapshot };
   overview.value = overview.value.map((one) => (one === known ? next : one));
   settle();
   return true;

@@ -39,7 +39,7 @@ export const Loaded = view((/** @type {import("./dom.js").Self<Loading<unknown>>
   self.mounted = () => (begin(self.props), () => stop.abort());
   self.componentDidUpdate = () => void begin(self.props);
   return (props) =>
-    failed.value ? html`<p class="pad bad">${failed.value}</p>`
+    failed.value ? html`<p class="pad bad">${plain(failed.value)}</p>`
     : found.value === undefined ? html`<p class="pad faint" role="status">…</p>`
     : (found.value.of.what === props.what ? props : found.value.of).show(found.value.value);
 });

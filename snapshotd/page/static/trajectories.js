@@ -1,6 +1,6 @@
 // The trajectories on the left: forks below what they come from.
 import { ago, count, html, line, money, size, typed, view } from "./dom.js";
-import { filter, find, link, nameOf, overview, place, waiting } from "./state.js";
+import { filter, find, isRead, link, nameOf, overview, place, waiting } from "./state.js";
 import { Rows } from "./rows.js";
 
 /** @typedef {Api.OverviewInfo} Overview */
@@ -32,7 +32,7 @@ export const Trajectories = view(() => () => {
   return html`<nav aria-label="Trajectories">
     <input id="filter" type="search" placeholder="Filter trajectories" aria-label="Filter trajectories" value=${filter.value} onInput=${(/** @type {Event} */ event) => (filter.value = typed(event))}/>
     <${Rows} label="Trajectories" count=${shown.length} height=${46} row=${row} keyOf=${(/** @type {number} */ i) => shown[i].one.trajectory.id}/>
-    ${shown.length ? null : html`<p class="faint pad">${all.length ? "None has this in its name." : html`No trajectories yet. <code>snapshotd run agent.py</code> makes one.`}</p>`}
+    ${shown.length ? null : html`<p class="faint pad">${all.length ? "None has this in its name." : !isRead.overview.value ? "…" : html`No trajectories yet. <code>snapshotd run agent.py</code> makes one.`}</p>`}
   </nav>`;
 });
 

@@ -27,6 +27,7 @@ const lanes = computed(() => {
     for (let up = above(at); up; up = above(up)) at = up;
     return at.trajectory.id;
   };
+  if (place.value[1] && !start) return [];
   const root = start && rootOf(start);
   const placed = forest(root ? all.filter((one) => rootOf(one) === root) : all);
   const rows = new Map(/** @type {[string, number][]} */ ([])), found = /** @type {Lane[]} */ ([]);
@@ -104,7 +105,7 @@ export const Tree = view((/** @type {import("./dom.js").Self<{}>} */ self) => {
     }).catch(say);
   };
   return () => {
-    const all = lanes.value, number = chosen.value.size;
+    const all = lanes.value, number = all.filter(({ one }) => chosen.value.has(one.trajectory.id)).length;
     const row = (/** @type {number} */ i, /** @type {import("./rows.js").Position} */ at) => {
       const { one } = all[i], { trajectory: it } = one, scored = scores.value.get(it.id), use = one.model_use;
       const spent = use ? use.input_tokens + use.output_tokens : 0;
