@@ -39,6 +39,7 @@ from snapshotd.errors import (
 )
 from snapshotd.failpoints import EXIT_CODE
 from snapshotd.types import CallStatus, Ended, Message, RecordID, SnapshotState, TreeID
+from tests import long
 from tests.postgres_server import PostgresServer
 from tests.records import begin, committed, ended_entry, follow, make_entry, make_image, started
 
@@ -437,7 +438,7 @@ while True:
 
 @pytest.mark.parametrize("victim", ["server", pytest.param("process", marks=pytest.mark.long)])
 def test_a_kill_in_the_midst_of_commits_leaves_whole_ones(own_server: PostgresServer, victim: str) -> None:
-    for number in range(3):
+    for number in range(long.size(1, 3)):
         child = subprocess.Popen([sys.executable, "-c", CHILD, own_server.url], stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
         with child.stdout:

@@ -64,7 +64,7 @@ class Person:
 @pytest.fixture
 def person(chromium: Any, own_snap: Snap) -> Iterator[Person]:
     own_snap("ls")
-    server = own_snap.start("ui", "--print")
+    server = own_snap.follow("ui", "--print")
     assert server.stdout is not None
     context = chromium.new_context(viewport={"width": 1400, "height": 820})
     try:

@@ -104,7 +104,7 @@ def attacked(own_snap: Snap, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture(scope="module")
 def address(own_snap: Snap, attacked: list[str]) -> Iterator[str]:
     """Of a page that nobody has opened yet."""
-    server = own_snap.start("ui", "--print")
+    server = own_snap.follow("ui", "--print")
     assert server.stdout is not None
     yield server.stdout.readline().strip()
     server.send_signal(signal.SIGTERM)

@@ -70,7 +70,7 @@ def test_the_promises_hold(postgres: PostgresServer, coordination: PostgresCoord
     run_state_machine_as_test(
         PostgresFleet,
         settings=settings(
-            max_examples=long.size(10, 200),
+            max_examples=long.size(4, 200),
             stateful_step_count=40,
             deadline=None,
             phases=[Phase.generate],
