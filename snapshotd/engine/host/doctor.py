@@ -28,6 +28,7 @@ from snapshotd.kernel.probes import needed, useful
 from snapshotd.terms import number_of
 
 _FREE_BYTES_WANTED = 5 << 30
+_RUNC_TIMEOUT_S = 30  # a machine that is busy is none without runc
 _DOCKER_TIMEOUT_S = 0.5
 _DOCKER_NEEDED = (20, 10)
 _RUNC_NEEDED = (1, 1)
@@ -255,12 +256,23 @@ def _programs() -> list[Check]:
 
 
 def _runc() -> Check:
-    result = subprocess.run(["runc", "--version"], capture_output=True, text=True, check=False, timeout=5)
+    fix = f"{system_packages.advice('runc')}, or a release of the runc project"
+    try:
+        result = subprocess.run(
+            ["runc", "--version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=_RUNC_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        return Check("runc", False, f"`runc --version` does not answer: {exc}", fix)
     first = result.stdout.partition("\n")[0]
     if _version(first) >= _RUNC_NEEDED:
         return Check("runc", True, first)
     detail = f"{first or 'runc --version said nothing'}: 1.1 or newer is needed"
-    return Check("runc", False, detail, f"{system_packages.advice('runc')}, or a release of the runc project")
+    return Check("runc", False, detail, fix)
 
 
 def _docker() -> Check:

@@ -70,9 +70,15 @@ def probe(place: Path) -> Abilities:
 def _probe_elsewhere(directory: Path) -> Abilities:
     """In a child process, which can leave this user namespace."""
     command = [sys.executable, "-m", __spec__.name, str(directory)]
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
-    )
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(
+            0,
+            f"the abilities of this host were not found within {_PROBE_TIMEOUT_S} s, so the machine may be too busy; try again",
+        ) from None
     try:
         return _of(json.loads(done.stdout))
     except ValueError:

@@ -161,6 +161,17 @@ def test_missing_programs_are_warnings_or_failures_by_need(monkeypatch: pytest.M
     assert "apt-get install slirp4netns" in found["slirp4netns"].fix
 
 
+@pytest.mark.parametrize("script", ["exec /bin/sleep 60", None])
+def test_a_runc_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str | None) -> None:
+    runc = tmp_path / "runc"
+    runc.write_text("no program" if script is None else f"#!/bin/sh\n{script}\n")
+    runc.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(doctor, "_RUNC_TIMEOUT_S", 0.1)
+    check = doctor._runc()
+    assert (check.ok, check.detail.startswith("`runc --version` does not answer")) == (False, True)
+
+
 def test_a_silent_docker_socket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     assert doctor._docker().ok is None
