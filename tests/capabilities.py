@@ -68,6 +68,7 @@ CAPABILITIES: dict[str, Callable[[], str | None]] = {
     "postgres": lambda: (
         None if any(Path("/usr/lib/postgresql").glob("*/bin/postgres")) else "Debian's PostgreSQL is missing"
     ),
+    "podman": lambda: _root() or _program("podman", "conmon", "runc"),
     "rclone": lambda: _program("rclone"),
     "chromium": lambda: _program("chromium"),
     "systemd": lambda: _program("systemctl", "systemd-analyze", "nsenter", "unshare"),

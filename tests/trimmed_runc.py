@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""runc for an engine that does not hold every capability: what is asked for and cannot be given is left out.
+"""runc for an engine that does not hold every capability, or may not raise a limit: what is asked for and cannot be given is left out.
 
 `--privileged` asks for all capabilities there are; where the engine itself lacks one (it runs in a container or on a
-trimmed machine), runc refuses: "unable to apply caps: operation not permitted". Used as `dockerd --add-runtime
-trimmed=<this file>`.
+trimmed machine), runc refuses: "unable to apply caps: operation not permitted". Podman asks for a million open files. Used as
+`dockerd --add-runtime trimmed=<this file>` and `podman --runtime <this file>`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -74,10 +75,19 @@ def holds_all() -> bool:
 def trim(path: Path, *, bundle: bool) -> None:
     """Take out of an OCI configuration, or out of the `process` object of one, what is not held."""
     config = json.loads(path.read_text())
-    sets = (config["process"] if bundle else config).get("capabilities") or {}
+    process = config["process"] if bundle else config
+    sets = process.get("capabilities") or {}
     for kind, names in sets.items():
         sets[kind] = [name for name in names if name in held()]
+    if "rlimits" in process:
+        process["rlimits"] = [one for one in process["rlimits"] if _may_have(one["type"], one["hard"])]
     path.write_text(json.dumps(config))
+
+
+def _may_have(kind: str, hard: int) -> bool:
+    """True if this process may have a limit as high as that."""
+    own = resource.getrlimit(getattr(resource, kind))[1]
+    return own == resource.RLIM_INFINITY or hard <= own
 
 
 def main(arguments: list[str]) -> None:

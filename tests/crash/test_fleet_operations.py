@@ -32,7 +32,7 @@ NODES = ("node-1", "node-2")
 @pytest.fixture
 def fleet() -> Iterator[Fleet]:
     """Two nodes over a server and a bucket of their own, by the names that the page uses."""
-    require("postgres", "rclone")
+    require("postgres")
     with (
         tempfile.TemporaryDirectory(prefix="ops-") as name,
         s3_service.running() as endpoint,
@@ -135,6 +135,7 @@ def resume(client: Snapshotd, trajectory: str) -> None:
 
 @pytest.mark.long  # an upgrade, below, has the same nodes, bucket and database
 def test_the_whole_is_restored_into_empty_state_directories(fleet: Fleet) -> None:
+    require("rclone")
     page = Page(fleet, "Backup and restore of the whole")
     one, two = (fleet.nodes[node].client for node in NODES)
     boxes = [Sandbox.create(client=client) for client in (one, two)]

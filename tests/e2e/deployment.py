@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 from snapshotd.engine.host.system_packages import PACKAGES
@@ -53,25 +54,29 @@ def stage(directory: Path, extras: str = "") -> Path:
     return directory / "docs" / "examples" / "deploy" / "compose.yaml"
 
 
-def import_base() -> None:
-    """Make the base image known to the engine of DOCKER_HOST."""
-    subprocess.run(["docker", "import", str(base_archive()), BASE_IMAGE], check=True, capture_output=True, timeout=240)
+DOCKER = ("docker",)
+"""The engine of DOCKER_HOST."""
 
 
-def make_services_image(directory: Path) -> None:
-    """Make an image that is a PostgreSQL server or an S3 service, as the environment of fleet.yaml says, known to the engine of
-    DOCKER_HOST. `directory`: an empty one."""
+def import_base(engine: Sequence[str] = DOCKER) -> None:
+    """Make the base image known to an engine, which is the beginning of its commands."""
+    subprocess.run([*engine, "import", str(base_archive()), BASE_IMAGE], check=True, capture_output=True, timeout=240)
+
+
+def make_services_image(directory: Path, engine: Sequence[str] = DOCKER) -> None:
+    """Make an image that is a PostgreSQL server or an S3 service, as the environment of fleet.yaml says, known to an engine.
+    `directory`: an empty one."""
     recipe = _recipe("postgresql")
     archive = cached("services.tar", recipe, lambda path: _make_base(recipe, path))
     subprocess.run(
-        ["docker", "import", str(archive), f"{SERVICES_IMAGE}-base"], check=True, capture_output=True, timeout=240
+        [*engine, "import", str(archive), f"{SERVICES_IMAGE}-base"], check=True, capture_output=True, timeout=240
     )
     shutil.copy2(s3_service.program("seaweedfs"), directory / "weed")
     shutil.copy2(Path(__file__).with_name("services_entry.sh"), directory / "entry")
     (directory / "Dockerfile").write_text(
         f'FROM {SERVICES_IMAGE}-base\nCOPY weed entry /usr/local/bin/\nENTRYPOINT ["sh", "/usr/local/bin/entry"]\n'
     )
-    command = ["docker", "build", "--tag", SERVICES_IMAGE, str(directory)]
+    command = [*engine, "build", "--tag", SERVICES_IMAGE, str(directory)]
     subprocess.run(command, check=True, capture_output=True, timeout=240)
 
 

@@ -72,6 +72,11 @@ class Project:
         (name,) = self.compose("ps", "-q", service).split()
         return self._docker.containers.get(name)
 
+    def answers(self, node: str) -> bool:
+        """Whether its daemon does: it has its lease before."""
+        code: int = self.container(node).exec_run(["snapshotd", "daemon", "--status"]).exit_code
+        return code == 0
+
     def database(self) -> str:
         """Its address, from this machine. The password is in the environment."""
         (network,) = self.container("database").attrs["NetworkSettings"]["Networks"].values()
@@ -121,6 +126,7 @@ def test_two_nodes_share_forks_and_one_goes_on_with_what_a_killed_one_had(
         return {one["node"]: one["state"] for one in snap.json("fleet", "status", "--database", project.database())}
 
     wait_until(lambda: states() == dict.fromkeys(NODES, "leased"), "both nodes have joined", 120)
+    wait_until(lambda: all(map(project.answers, NODES)), "both daemons answer", 120)
     clients = {node: client(project, node) for node in NODES}
     archive = tmp_path / "root.tar"
     subprocess.run(["tar", "-C", str(small_root), "-cf", str(archive), "."], check=True, timeout=60)

@@ -158,6 +158,7 @@ PACKAGES: tuple[Package, ...] = (
         "develop",
         {"dnf": "postgresql-server"},
     ),
+    Package("podman", ("podman",), "the test that starts a pod of the DaemonSet", "develop"),
     Package("rclone", ("rclone",), "the test that backs a fleet up", "develop"),
     Package("docker-compose", ("docker-compose", *COMPOSE_PLUGINS), "the test that deploys the daemon", "develop"),
 )
