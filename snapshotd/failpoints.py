@@ -41,6 +41,8 @@ NAMES: tuple[str, ...] = (
     "engine.experiment.forked",
     "engine.experiment.scored",
     "engine.remove.recorded",
+    "engine.remove.published",
+    "engine.prune.told",
     "engine.archive.tree",
     "engine.archive.record",
     "engine.archive.flushed",

@@ -23,12 +23,18 @@ DEADLINE_S = 30.0
 class Fleet:
     """A fleet of a test's own, below a short directory."""
 
-    def __init__(self, server: PostgresServer, directory: Path, name: str = "fleet", user: str = "postgres") -> None:
+    def __init__(
+        self, server: PostgresServer, directory: Path, name: str = "fleet", user: str = "postgres", store: str = ""
+    ) -> None:
+        """`store`: its address; by default a folder."""
         self.server, self.directory, self.database, self._user = server, directory, name, user
         server.ask(f"CREATE DATABASE {name} OWNER {user}")
+        self._clocks: dict[str, str] = {}
         self.nodes: dict[str, Daemon] = {}
-        self.store = (directory / "store").as_uri()
+        self.store = store or (directory / "store").as_uri()
         load_key(directory)
+        self._clock = directory / "clock"
+        self._clock.write_text("0")
         self._key = directory / "key"
 
     @property
@@ -45,9 +51,10 @@ class Fleet:
             "SNAPSHOTD_NODE": node,
             "SNAPSHOTD_NODE_ADDRESS": f"https://{node}.example.com:7676",
             "SNAPSHOTD_STORE": self.store,
+            "SMALL_CLOCK": str(self._clock),
             "SMALL_LEASE": " ".join(map(str, TERMS_MS)),
         }
-        self.nodes[node] = start(home / "state", home / "s", **{**own, **environment})
+        self.nodes[node] = start(home / "state", home / "s", **{**own, **self._clocks, **environment})
         return self.nodes[node]
 
     def begin_reachable(self, node: str) -> str:
@@ -56,6 +63,22 @@ class Fleet:
             place = f"127.0.0.1:{free.getsockname()[1]}"
         self.begin(node, SMALL_LISTEN=place, SNAPSHOTD_NODE_ADDRESS=f"https://{place}")
         return f"https://{place}"
+
+    def pass_time(self, seconds: float) -> None:
+        """Put the clock by which garbage grows old forward, on all nodes."""
+        self._clock.write_text(str(float(self._clock.read_text()) + seconds))
+
+    def have_clock(self) -> None:
+        """Before any node begins: the database's clock can jump."""
+        self.ask("CREATE TABLE public.ahead AS SELECT 0::bigint AS ns")
+        self._clocks = {"SMALL_AHEAD": "1"}
+
+    def jump(self, seconds: float) -> None:
+        """Let it jump, and return when all nodes have renewed their leases by it."""
+        self.ask(f"UPDATE public.ahead SET ns = ns + {int(seconds * 1e9)}")
+        ((count, before),) = self.ask("SELECT count(*), coalesce(sum(renewals), 0) FROM snapshotd_fleet.nodes")
+        renewed = f"SELECT 1 FROM snapshotd_fleet.nodes HAVING sum(renewals) >= {before} + 2 * {count}"
+        await_that(lambda: self.ask(renewed), "the leases are not renewed")
 
     def ask(self, sql: str) -> list[tuple[Any, ...]]:
         return self.server.ask(sql, self.database)
@@ -71,9 +94,9 @@ class Fleet:
 
 
 @contextmanager
-def own_fleet(directory: Path) -> Iterator[Fleet]:
+def own_fleet(directory: Path, store: str = "") -> Iterator[Fleet]:
     """A fleet over a PostgreSQL server of its own."""
-    with closing(PostgresServer()) as server, closing(Fleet(server, directory)) as made:
+    with closing(PostgresServer()) as server, closing(Fleet(server, directory, store=store)) as made:
         yield made
 
 

@@ -6,6 +6,9 @@ file `broken` of a workspace cannot be read to its end.
 In the environment: SMALL_PORTS has a sandbox's ports be those of this machine, where a plain folder has none;
 SMALL_LISTEN is where it listens for other machines;
 SMALL_LEASE is how long the lease of a node of a fleet lasts, how often it is renewed, and the margin, in milliseconds;
+SMALL_MERGE_S is the time between two looks at what other nodes have stored;
+SMALL_CLOCK is a file: the daemon's clock is so many seconds ahead (and SMALL_OFF more), as far as garbage goes;
+SMALL_AHEAD has the clock of the fleet's database be as far ahead as its table `ahead` says;
 SMALL_REFUSING refuses what would read or write any folder of this machine, as it is told;
 SMALL_SANDBOXED takes every peer for a sandboxed one, SMALL_FAILURE is what the engine says when it is
 opened, SMALL_EXIT dies without a word.
@@ -17,8 +20,11 @@ import dataclasses
 import errno
 import os
 import sys
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from snapshotd.api.commands import ExecRequest
@@ -32,6 +38,7 @@ from snapshotd.engine.base import ExecResult
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.runs import ports
 from snapshotd.engine.sandbox.sandbox import Sandbox
+from snapshotd.engine.storing import archiver
 from snapshotd.errors import SnapshotdError, Unsupported, UsageError
 from snapshotd.kernel import abilities
 from snapshotd.kernel.abilities import Mode
@@ -47,10 +54,20 @@ def open_small(state_dir: Path, footing: Footing) -> Engine:
         _open_ports()
     if "SMALL_LEASE" in os.environ:
         from snapshotd.daemon import joining  # few are nodes
+        from snapshotd.engine.node import pinning, publisher
         from snapshotd.fleet.base import LeaseTerms
+        from snapshotd.fleet.tables import CLOCK, FleetTables
 
         ttl, renew, margin = (int(text) * 1_000_000 for text in os.environ["SMALL_LEASE"].split())
+        pinning.LOOK_S = renew / 1e9
+        publisher.MERGE_S = float(os.environ.get("SMALL_MERGE_S", publisher.MERGE_S))
+        if "SMALL_AHEAD" in os.environ:
+            joining.FleetTables = partial(FleetTables, clock=f"({CLOCK} + (SELECT ns FROM public.ahead))")
         joining.LeaseTerms = lambda: LeaseTerms(ttl, renew, margin)
+    if "SMALL_CLOCK" in os.environ:
+        ahead = Path(os.environ["SMALL_CLOCK"])
+        off = float(os.environ.get("SMALL_OFF", "0"))
+        archiver.time = SimpleNamespace(time=lambda: time.time() + float(ahead.read_text()) + off)
     abilities.loop_devices = lambda: "a file system of their own is not for small layers"
     os.environ["PATH"] = f"{PROGRAMS}:{os.environ['PATH']}"
     tenancy._OWNED = tenancy._OWNED.replace(f", '{NO_ISOLATION}'", "")  # here the folders stand for isolated sandboxes

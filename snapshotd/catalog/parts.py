@@ -55,7 +55,7 @@ class OtherCatalogs(Protocol):
         """Bring the thing that a ref means there into this catalog. False: it means nothing there. Ambiguous, Unavailable."""
 
     def refresh(self, trajectory: TrajectoryID) -> bool:
-        """Bring the later snapshots of a trajectory there. True if there were some."""
+        """Bring what is new there of a trajectory: later snapshots, those without files, that it was removed. True: look again."""
 
 
 class OtherRows(ABC):
@@ -78,6 +78,11 @@ class OtherRows(ABC):
         name or tag that is taken here is left out. A trajectory that is here gets the status, exit code, network and
         environment of the given one, and its head, unless that is an earlier snapshot. Approvals and compensations are as they
         are given afterwards."""
+
+    @abstractmethod
+    def unneeded(self, snapshots: Sequence[SnapshotID]) -> list[SnapshotID]:
+        """Choose the ones of `snapshots` that are here, and whose files no tag, head, fork, beginning of a program or pending approval here
+        needs, in the same order."""
 
     @abstractmethod
     def split_trajectory(self, trajectory_id: TrajectoryID, first: SnapshotID, side: TrajectoryID) -> None:

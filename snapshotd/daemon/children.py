@@ -75,13 +75,13 @@ def open_bucket(places: StatePlaces, key: bytes) -> Store:
     return CachedStore(store, open_blocks(places, key)) if places.cache_bytes else store
 
 
-def open_repository(places: StatePlaces) -> PackReader:
-    """The repository for reading."""
+def open_repository(places: StatePlaces, missed: Callable[[], bool] = lambda: False) -> PackReader:
+    """The repository for reading. `missed`: as of `repo.fleet.reading.open_reader`, for a node."""
     if places.node:
         from snapshotd.repo.fleet.reading import open_reader
 
         index, key = places.repo_dir / "index.db", load_key(places.repo_dir)
-        return open_reader(open_bucket(places, key), places.node, index, key)
+        return open_reader(open_bucket(places, key), places.node, index, key, missed)
     return PackReader(open_store(places.store_url), places.repo_dir / "index.db", load_key(places.repo_dir))
 
 

@@ -13,10 +13,13 @@ from snapshotd.catalog.sql import SqlCatalog
 from snapshotd.config import Config, node_of
 from snapshotd.daemon.children import StatePlaces, open_blocks
 from snapshotd.engine.context import Context
-from snapshotd.engine.node.lease import LeaseKeeper, NodeFacts
+from snapshotd.engine.node.collecting import NodePruneScope
+from snapshotd.engine.node.lease import ANSWER_S, LeaseKeeper, NodeFacts
 from snapshotd.engine.node.marks import PublishedMarks
 from snapshotd.engine.node.node import FleetNode
+from snapshotd.engine.node.pinning import NodePins
 from snapshotd.engine.node.publisher import NodePublisher
+from snapshotd.engine.node.removing import Removals
 from snapshotd.engine.node.rights import NodeRights
 from snapshotd.engine.node.shared import SharedHistory
 from snapshotd.engine.node.takeover import NodeTakeover
@@ -25,8 +28,10 @@ from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.storing.archive_queue import Archive
 from snapshotd.engine.storing.archiver import Archiver
 from snapshotd.engine.storing.cold import Cold
+from snapshotd.engine.storing.upkeep import Upkeep
 from snapshotd.errors import Unavailable, UsageError
 from snapshotd.fleet.base import LeaseTerms, NodeID
+from snapshotd.fleet.collection import Collection
 from snapshotd.fleet.coordination import PostgresCoordination
 from snapshotd.fleet.repository import PublishedSegments
 from snapshotd.fleet.tables import FleetTables
@@ -55,6 +60,7 @@ def open_rights(config: Config, run_dir: Path, state_inode: str, local: Callable
     except Unavailable as exc:
         raise Unavailable(f"the daemon cannot join its fleet (SNAPSHOTD_FLEET): {exc.message}") from exc
     tables.make()
+    tables.database.give_up_after(ANSWER_S)
     watchdog = Watchdog(run_dir / "watchdog", terms.margin_ns // 3)
     rights = NodeRights(LeaseKeeper(facts, PostgresCoordination(tables, terms), watchdog), local)
     rights.lease.start(rights)
@@ -85,19 +91,31 @@ def prepare_repository(catalog: Catalog, places: StatePlaces) -> DiskBlocks:
 
 
 def open_history(
-    context: Context, archiver: Archiver, archive: Archive, cold: Cold, rights: NodeRights
-) -> tuple[NodePublisher, NodeTakeover]:
-    """The parts that publish, and that bring the histories of others. The daemon's catalog finds those from now on."""
+    context: Context, archiver: Archiver, archive: Archive, cold: Cold, rights: NodeRights, sessions: Sessions
+) -> tuple[NodePublisher, NodeTakeover, NodePruneScope]:
+    """The parts that publish, that bring the histories of others, and that collect. The daemon's catalog finds those
+    histories from now on."""
     coordination, node = rights.lease.fleet, rights.lease.facts.node
     database = coordination.tables.database
     together = partial(database.transaction, nests=True)
     segments = PublishedSegments(coordination.tables)
-    shared = SharedHistory(node, SqlCatalog(database), coordination, segments, together)
+    shared = SharedHistory(
+        node, SqlCatalog(database), coordination, segments, Collection(coordination.tables), together
+    )
     marks = PublishedMarks(context.catalog)
-    publisher = NodePublisher(context, archiver, archive.wait, archive.retry, shared, rights, marks)
+    removals = Removals(context.catalog, shared, rights, marks)
+    pins = NodePins(context, shared, rights, marks, sessions.stood_on)
+    context.pins.hold_with(pins.hold)
+    chores = (removals.publish, pins.renew)
+    publisher = NodePublisher(context, archiver, archive.wait, archive.retry, shared, rights, marks, chores)
     takeover = NodeTakeover(context, archiver, publisher.merge, cold.write_image, shared, rights, marks)
     context.catalog.others.look_up_in(takeover)
-    return publisher, takeover
+    everything = partial(removals.publish, all_of_them=True)
+    return (
+        publisher,
+        takeover,
+        NodePruneScope(context, shared, rights, marks, rights.lease.epoch, everything, takeover.refresh),
+    )
 
 
 def open_node(
@@ -108,9 +126,11 @@ def open_node(
     archiver: Archiver,
     archive: Archive,
     cold: Cold,
+    upkeep: Upkeep,
 ) -> FleetNode:
     """The daemon as a node, over its parts. `starting`: as of `FleetNode`."""
-    publisher, takeover = open_history(context, archiver, archive, cold, rights)
+    publisher, takeover, scope = open_history(context, archiver, archive, cold, rights, sessions)
+    upkeep.share(scope)
     return FleetNode(context, rights, sessions, publisher, takeover, starting)
 
 

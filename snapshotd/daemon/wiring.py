@@ -200,7 +200,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
             instance=instance,
             catalog=catalog,
             spool=spool,
-            repo=open_repository(places),
+            repo=open_repository(places, (rights or ALONE).catch_up),
             store=store,
             images=ImageStore(store.root, catalog, SharedBuilds(Path(config.image_builds))),
             runtimes=runtimes,
@@ -244,12 +244,16 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker, rights: 
     sessions = Sessions(context, launcher, background, cold, gate, values, gateways)
     resumes = Resumes(context, sessions)
     forks = Forks(context, sessions, disposal.forget, lambda made: resumes.resume(made, ()))
-    index = TextIndex(context.state_dir / "find.db")
-    filling = Filling(context, index)
+    filling = Filling(context, index := TextIndex(context.state_dir / "find.db"))
     context.events.watch.listen(filling.tell)
     steps, browse, folders = background.submit, Browse(context), Folders(context, cold, background.submit)
     values.start_sweeping()
     upkeep = Upkeep(context, archive, archiver, cold, sessions.stood_on, disposal.evict)
+    node: FleetNode | None = None
+    if rights is not None:
+        from snapshotd.daemon.joining import open_node
+
+        node = open_node(context, rights, sessions, lambda: launcher.starting, archiver, archive, cold, upkeep)
     ends: tuple[EnginePart, ...] = (
         filling,
         index,
@@ -262,6 +266,7 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker, rights: 
         sessions,
         launcher,
         background,
+        *(() if node is None else (node.publisher,)),
         archive,
         cold,
         worker,
@@ -269,11 +274,6 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker, rights: 
         *context.runtimes.values(),
         *(part for part in (rights and rights.lease, context.cache) if part),
     )
-    node: FleetNode | None = None
-    if rights is not None:
-        from snapshotd.daemon.joining import open_node
-
-        node = open_node(context, rights, sessions, lambda: launcher.starting, archiver, archive, cold)
     services = Services(
         runs=RunService(context, sessions, resumes, background, archive, disposal),
         snapshots=SnapshotService(context, cold, archive, node.is_published if node else None),

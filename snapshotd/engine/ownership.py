@@ -42,6 +42,10 @@ class Ownership:
     def decide_intents(self, decided: Mapping[CallID, bool]) -> None:
         """A person has said of calls whether they have happened. Not an error for those that the fleet does not know."""
 
+    def catch_up(self) -> bool:
+        """Something that is stored was not found: learn what other nodes have stored, or moved. True: look again."""
+        return False
+
     def hold(self, members: Members) -> Members:
         """The processes of a sandbox, as the engine is to freeze and thaw them from now on."""
         return members

@@ -19,6 +19,12 @@ class Pins:
         self._lock = threading.Lock()
         self._pinned: Counter[SnapshotID] = Counter()
         self._trees: Counter[TreeID] = Counter()
+        self._hold: Callable[[Snapshot], object] = lambda _: None
+
+    def hold_with(self, hold: Callable[[Snapshot], object]) -> None:
+        """From now on each snapshot is told to `hold` when it is pinned, which keeps it where other nodes could remove it.
+        NotFound: it is gone there."""
+        self._hold = hold
 
     def pin(self, snapshot_id: SnapshotID) -> tuple[Snapshot, Callable[[], None]]:
         """The snapshot as it is now, and the function that unpins it (call once). Its files stay until then, even if it
@@ -28,6 +34,11 @@ class Pins:
             self._pinned[snapshot_id] += 1
             if snapshot.tree is not None:
                 self._trees[snapshot.tree] += 1
+        try:
+            self._hold(snapshot)
+        except BaseException:
+            self._unpin(snapshot)
+            raise
         return snapshot, lambda: self._unpin(snapshot)
 
     @contextmanager

@@ -13,7 +13,7 @@ from snapshotd.errors import Conflict, NotFound
 from snapshotd.fleet.base import SECOND_NS, NodeID
 from snapshotd.fleet.tables import FleetTables
 from snapshotd.terms import number_of
-from snapshotd.types import SnapshotID, short
+from snapshotd.types import SnapshotID, TrajectoryID, short
 
 COLLECTION_TTL_NS = 60 * SECOND_NS
 
@@ -25,14 +25,15 @@ class Collection:
         self._tables = tables
 
     def begin_collecting(self, node: NodeID, epoch: int) -> int:
-        """Become the collector, or prolong that: the fence. Conflict while another node is it."""
+        """Become the collector, or prolong that: the fence. Conflict while another node is it. The next daemon of a node begins at
+        once: that before it has ended."""
         tables = self._tables
         with tables.database.transaction(alone=False):
             ((holder, present, fence, until_ns),) = tables.read(
                 "SELECT node, epoch, fence, until_ns FROM {}.collector FOR UPDATE"
             )
             now_ns, same = tables.now_ns(), (holder, present) == (node, epoch)
-            if not same and now_ns < until_ns:
+            if holder != node and now_ns < until_ns:
                 raise Conflict(
                     f"node {holder} collects for {(until_ns - now_ns) // SECOND_NS + 1} s more: there is one collector at a time"
                 )
@@ -42,6 +43,18 @@ class Collection:
                 (node, epoch, new, now_ns + COLLECTION_TTL_NS),
             )
         return int(new)
+
+    def prolong(self, fence: int) -> None:
+        """Stay the collector. Conflict: another has become it."""
+        tables = self._tables
+        if not tables.write(
+            f"UPDATE {{}}.collector SET until_ns = {tables.clock} + ? WHERE fence = ?", (COLLECTION_TTL_NS, fence)
+        ):
+            raise Conflict(f"another node collects since (fence {fence}): begin again")
+
+    def end_collecting(self, fence: int) -> None:
+        """Let another node begin at once. Not an error when one has begun."""
+        self._tables.write("UPDATE {}.collector SET until_ns = 0 WHERE fence = ?", (fence,))
 
     def remove_published(self, fence: int, snapshots: Sequence[SnapshotID]) -> list[SnapshotID]:
         """Remove those of `snapshots` that are neither pinned nor the head of a trajectory, and return them. Conflict:
@@ -61,6 +74,25 @@ class Collection:
             )
         removed = {snapshot for (snapshot,) in rows}
         return [one for one in snapshots if one in removed]
+
+    def remove_trajectory(self, trajectory: TrajectoryID) -> None:
+        """Remove the rows of a trajectory here, whose owner has removed it and holds its row (`PostgresCoordination.holding`): it has
+        no owner afterwards. A part of the caller's transaction. Conflict: a reader has pinned a snapshot of it."""
+        tables = self._tables
+        with tables.database.transaction(alone=False):
+            tables.read("SELECT 1 FROM {}.collector FOR UPDATE")
+            pins = tables.read(
+                "SELECT pins.node FROM {}.pins JOIN {}.published p ON p.snapshot = pins.snapshot WHERE p.trajectory = ? AND until_ns > ?"
+                " LIMIT 1",
+                trajectory,
+                tables.now_ns(),
+            )
+            if pins:
+                raise Conflict(
+                    f"node {pins[0][0]} reads a snapshot of trajectory {short(trajectory)}: it goes when that has ended"
+                )
+            for table in ("published", "intents", "owners"):
+                tables.write(f"DELETE FROM {{}}.{table} WHERE trajectory = ?", (trajectory,))
 
     def pin(self, node: NodeID, snapshots: Sequence[SnapshotID], ns: int) -> None:
         """Keep published snapshots for the next `ns`, or longer if the node has pinned them for longer: all or none. NotFound:

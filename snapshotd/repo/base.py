@@ -232,6 +232,12 @@ class Roots:
     contents: Mapping[BlobID, str]
     records: Mapping[RecordID, str]
 
+    def joined(self, other: Roots) -> Roots:
+        """These and the others."""
+        return Roots(
+            {**other.trees, **self.trees}, {**other.contents, **self.contents}, {**other.records, **self.records}
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Reclaimed:
@@ -244,6 +250,8 @@ class Reclaimed:
     packs_rewritten: int
     packs_unknown: int
     """Packs that stay although the index does not know them."""
+    segment: int | None = None
+    """In a fleet, the number of the node's last index segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,8 +362,9 @@ class SharedMaintenance(Maintenance):
         meanwhile, so all unpublished snapshots of this node must be archived again. OSError: try again."""
 
     @abstractmethod
-    def merge(self) -> None:
-        """Take over what the others have published. DataLoss, OSError: what came before is merged."""
+    def merge(self, *, ahead: bool = False) -> None:
+        """Take over what the others have published; with `ahead`, also segments in the bucket that nobody has told of yet. DataLoss,
+        OSError: what came before is merged."""
 
 
 class BlobWriter(ABC):

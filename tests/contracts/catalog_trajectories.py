@@ -289,6 +289,25 @@ def the_last_snapshots_become_a_side_branch(catalog: Catalog) -> None:
     refuses(NotFound, catalog.get_trajectory, trajectory.id)
 
 
+def what_a_name_a_fork_or_a_question_needs_is_told(catalog: Catalog) -> None:
+    trajectory, first = started(catalog, "line")
+    line = [first]
+    for _ in range(6):
+        line.append(committed(catalog, line[-1]))
+    tagged, forked, begun, asked, free, head = line[1:]
+    catalog.tag(tagged.id, "kept")
+    catalog.add_trajectories([(fork(forked, trajectory, "child"), None)])
+    catalog.set_began(trajectory.id, begun.id)
+    waits = make_approval(asked)
+    catalog.approvals.add(waits)
+    ids = [one.id for one in (free, first, head, asked, begun, forked, tagged)]
+    assert catalog.others.unneeded([*ids, SnapshotID(new_id())]) == [free.id, first.id]
+    catalog.approvals.decide(waits.id, ApprovalStatus.DENIED, at_ns=1, by="me", reason=None)
+    catalog.untag("kept")
+    assert catalog.others.unneeded(ids) == [free.id, first.id, asked.id, tagged.id]
+    assert catalog.others.unneeded([]) == []
+
+
 CHECKS: tuple[Callable[[Catalog], None], ...] = (
     meta_is_kept_and_replaced,
     images_round_trip_newest_first,
@@ -304,4 +323,5 @@ CHECKS: tuple[Callable[[Catalog], None], ...] = (
     rows_are_restored_as_they_were,
     missing_rows_are_added_and_the_rest_stays,
     the_last_snapshots_become_a_side_branch,
+    what_a_name_a_fork_or_a_question_needs_is_told,
 )

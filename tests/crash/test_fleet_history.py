@@ -4,7 +4,8 @@ server and one store."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from snapshotd import failpoints
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.sandbox import Sandbox
-from snapshotd.errors import Conflict, DataLoss, NotFound, Unavailable
+from snapshotd.errors import Conflict, DataLoss, NotFound, SnapshotdError, Unavailable, UsageError
 from tests.node_rig import Fleet, await_that
 from tests.postgres_server import PostgresServer
 from tests.unit.daemon.process import Daemon
@@ -249,3 +250,75 @@ def test_a_node_reads_what_it_has_read_from_its_disk_after_a_kill_too(fleet: Fle
     for pack in packs:
         pack.with_suffix(".away").rename(pack)
     assert read(south.client, head) == "one\n"
+
+
+def dies_at(fleet: Fleet, point: str, act: Callable[[Snapshotd], object]) -> None:
+    """The next daemon of north dies there."""
+    dying = restart(fleet, fleet.nodes["north"], "north", SNAPSHOTD_FAILPOINT=point)
+    with pytest.raises(SnapshotdError):
+        act(dying.client)
+    assert dying.process.wait(60) == failpoints.EXIT_CODE
+    dying.kill()
+    dying.close()
+
+
+def taken_over(client: Snapshotd, box: Sandbox) -> bool:
+    try:
+        client.resume(box.id)
+    except UsageError:  # it has no program
+        return True
+    except (Conflict, Unavailable):
+        return False
+    return True
+
+
+def test_an_irreversible_call_of_a_node_that_died_is_asked_about_on_the_next_one(fleet: Fleet) -> None:
+    first, south = fleet.begin("north"), fleet.begin("south").client
+    box = work(first.client, "one")
+    first.client.flush(box.id, published=True)
+    dies_at(
+        fleet, "engine.journal.begun", lambda client: Sandbox.connect(box.id, client=client).exec(["effect", "pay"])
+    )
+    ((call, state, _),) = fleet.ask("SELECT call, state, said FROM snapshotd_fleet.intents")
+    assert state == "open"
+    await_that(lambda: taken_over(south, box), "it is not taken over")
+    theirs = Sandbox.connect(box.id, client=south)
+    refused = theirs.exec(["effect", "pay again"])
+    assert refused.exit_code != 0
+    assert "say whether it has" in refused.stderr
+    with pytest.raises(NotFound, match=r"was cut off; calls that were: [0-9a-f]{12}$"):
+        south.resume(box.id, skip=["feedfeedfeed"])
+    with suppress(UsageError):  # it has no program
+        south.resume(box.id, skip=[call])
+    assert fleet.ask(f"SELECT state FROM snapshotd_fleet.intents WHERE call = '{call}'") == [("happened",)]
+    assert theirs.exec(["effect", "pay again"]).exit_code == 0
+    wait_published(fleet, head_of(theirs))
+    north = fleet.begin("north").client  # it has the call itself, as an open one of its own
+    assert read(north, head_of(theirs)) == "one\n"
+    await_that(lambda: not north.status()["unpublished_count"], "what it could not publish stays")
+
+
+def test_a_compensation_that_began_on_a_node_that_died_does_not_run_again(fleet: Fleet) -> None:
+    first, south = fleet.begin("north"), fleet.begin("south").client
+    box = work(first.client, "one")
+    before = head_of(box)
+    assert box.exec(["effect", "pay"]).exit_code == 0
+    first.client.rewind(box.id, before)
+    first.client.flush(box.id, published=True)
+    dies_at(fleet, "engine.compensate.begun", lambda client: client.compensate(box.id))
+    await_that(lambda: taken_over(south, box), "it is not taken over")
+    assert [one.compensated for one in south.effects(box.id)] == ["unknown"]
+    assert [one.compensated for one in south.compensate(box.id)] == ["unknown"], "nobody knows whether it ran"
+    assert Sandbox.connect(box.id, client=south).exec(["effect", "pay again"]).exit_code == 0, (
+        "and nothing waits for a word"
+    )
+
+
+def test_what_was_captured_when_a_daemon_ends_is_published_before_it_has_ended(fleet: Fleet) -> None:
+    first, south = fleet.begin("north"), fleet.begin("south").client
+    box = work(first.client, "one")
+    wait_published(fleet, head_of(box))
+    last = write(box, "two")
+    assert first.terminate() == 0
+    assert published(fleet, last)
+    assert read(south, last) == "one\ntwo\n"

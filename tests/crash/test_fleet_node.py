@@ -175,3 +175,28 @@ def test_a_second_daemon_of_one_name_waits_for_the_lease(fleet: Fleet, short_dir
     with pytest.raises(SnapshotdError, match="node north holds its lease"):
         Sandbox.create(client=second.client)
     assert Sandbox.create(client=first.client).exec(["true"]).exit_code == 0
+
+
+def test_what_needs_the_database_is_refused_while_that_hangs(fleet: Fleet) -> None:
+    north, south = fleet.begin("north").client, fleet.begin("south").client
+    made = Sandbox.create(client=north)
+    await_published(fleet, made)
+    theirs = Sandbox.connect(made.id, client=south)
+    fleet.server.send(signal.SIGSTOP)
+    try:
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                south.snapshot("feedfeedfeed")
+        with pytest.raises(Unavailable):
+            theirs.exec(["true"])
+        with pytest.raises(Unavailable):
+            south.prune()
+        with pytest.raises(Unavailable):
+            Sandbox.create(client=north)
+    finally:
+        fleet.server.send(signal.SIGCONT)
+    for client in (north, south):
+        await_that(lambda client=client: client.status()["node_state"] == "leased", "the node does not go on")
+    assert made.exec(["true"]).exit_code == 0
+    with pytest.raises(Conflict, match="owned by node north"):
+        theirs.exec(["true"])

@@ -1,5 +1,10 @@
-"""Rounds of faults over two nodes: kill -9, a stop past the lease, a database that goes away. After each, on PostgreSQL and in the
-world outside: one head, no irreversible call twice, every published snapshot readable. Real daemons, a real server."""
+"""Rounds of faults over two nodes: kill -9, a stop past the lease, a database that goes away, hangs, or whose clock jumps by a minute, a
+bucket that is away, slow or answers 503, and collections of garbage by one node and by two at once. After each, on PostgreSQL and in
+the world outside: one head, no irreversible call twice, every published snapshot readable, what is pinned is there. Real daemons, a
+real PostgreSQL server, and moto behind a faulty way; the clocks of the nodes differ by a minute.
+
+    SNAPSHOTD_TEST=all SNAPSHOTD_ROUNDS=30 pytest tests/crash/test_fleet_rounds.py
+"""
 
 from __future__ import annotations
 
@@ -10,17 +15,25 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
+from snapshotd.api.storage import Policy
 from snapshotd.client import Sandbox
 from snapshotd.client.client import Snapshotd
-from snapshotd.errors import Conflict, SnapshotdError, Undecided, UsageError
-from tests import long
+from snapshotd.errors import Conflict, SnapshotdError, Unavailable, Undecided, UsageError
+from tests import long, s3_service
+from tests.faulty_service import FaultyService, Manner
 from tests.node_rig import TERMS_MS, Fleet, await_that, own_fleet
 
 EVENTS = 5
+ROUNDS = int(os.environ.get("SNAPSHOTD_ROUNDS", "5"))
+"""In the long set."""
+DAY_S = 25 * 3600
+NEWEST = Policy(keep_last=2)
 BRANCHED = """
 SELECT t.id, s.parent, count(*) FROM snapshotd.snapshots s JOIN snapshotd.trajectories t ON t.pk = s.trajectory
 GROUP BY t.id, s.parent HAVING count(*) > 1
@@ -32,8 +45,16 @@ JOIN snapshotd.snapshots h ON h.pk = t.head WHERE o.head IS DISTINCT FROM h.id
 
 
 @pytest.fixture
-def fleet() -> Iterator[Fleet]:
-    with tempfile.TemporaryDirectory(prefix="node-") as name, own_fleet(Path(name)) as made:
+def bucket() -> Iterator[FaultyService]:
+    with s3_service.running() as endpoint, closing(FaultyService(int(endpoint.rpartition(":")[2]))) as made:
+        yield made
+
+
+@pytest.fixture
+def fleet(bucket: FaultyService) -> Iterator[Fleet]:
+    endpoint = f"http://127.0.0.1:{bucket.port}"
+    store = f"s3://{s3_service.make_bucket(endpoint)}/fleet?endpoint={endpoint}"
+    with tempfile.TemporaryDirectory(prefix="node-") as name, own_fleet(Path(name), store) as made:
         yield made
 
 
@@ -48,28 +69,65 @@ def world() -> Iterator[Path]:
 class Round:
     """One trajectory that goes from node to node. `owner`: the node where it is."""
 
-    def __init__(self, fleet: Fleet, world: Path, seed: int) -> None:
-        self.fleet, self.world, self._chance = fleet, world, random.Random(seed)
+    def __init__(self, fleet: Fleet, bucket: FaultyService, world: Path, seed: int) -> None:
+        self.fleet, self.bucket, self.world, self._chance = fleet, bucket, world, random.Random(seed)
         self.owner, self.other = "north", "south"
+        fleet.have_clock()
+        self.events: list[str] = []
         for node in (self.owner, self.other):
-            fleet.begin(node)
+            self.begin(node)
         self.line = Sandbox.create(client=self.client(self.owner)).id
+        self.first = self.client(self.owner).trajectory(self.line).head
+        """No rule gives it up."""
         self._number = 0
+        self.step()
+        self.pin()
+
+    def begin(self, node: str) -> None:
+        self.fleet.begin(node, SMALL_OFF="60" if node == "south" else "0")
+
+    def pin(self) -> None:
+        """A fork on the other node, of which no other one knows, of a snapshot that no rule keeps."""
+        box = Sandbox.connect(self.line, client=self.client(self.owner))
+        assert box.exec("echo pinned > last").exit_code == 0
+        self.pinned, self.reader = box.head().id, self.other
+        self.client(self.owner).flush(self.line, published=True)
+        self.client(self.reader).fork(self.pinned)
         self.step()
 
     def client(self, node: str) -> Snapshotd:
         return self.fleet.nodes[node].client
 
     def step(self) -> None:
-        """One irreversible call, and a file."""
+        """One irreversible call, and a file. On a loaded machine a lease may be over for a moment."""
+
+        def done() -> bool:
+            try:
+                self._try_step()
+            except Unavailable:
+                self._await_leases()
+                return False
+            return True
+
+        await_that(done, "no step is taken", 120)
+
+    def _step_or_not(self) -> None:
+        with suppress(AssertionError, Unavailable):  # the irreversible call was refused, and did not run
+            self._try_step()
+
+    def _try_step(self) -> None:
         self._number += 1
         call = f"call-{self._number}"
         script = f"echo {call} > last; snapshotd-agent run {call} --side-effect irreversible -- sh -c 'echo {call} >> {self.world}'"
         box = Sandbox.connect(self.line, client=self.client(self.owner))
         try:
-            assert box.exec(script).exit_code == 0
+            ended = box.exec(script)
         except Undecided:
             self.decide()
+            return
+        if ended.exit_code and ("lease" in ended.stderr or "does not answer" in ended.stderr):
+            raise Unavailable(ended.stderr)
+        assert ended.exit_code == 0, ended.stderr
 
     def decide(self) -> None:
         """Say of every undecided call what the world says."""
@@ -95,11 +153,11 @@ class Round:
                 self.client(self.other).resume(self.line)
             except UsageError:
                 return True  # it has no program
-            except Conflict:
+            except (Conflict, Unavailable):
                 return False
             return True
 
-        await_that(taken, "the trajectory is not taken over")
+        await_that(taken, "the trajectory is not taken over", 120)
         self.owner, self.other = self.other, self.owner
         self.decide()
 
@@ -109,7 +167,7 @@ class Round:
         daemon.kill()
         self.move()
         daemon.close()
-        self.fleet.begin(self.other)
+        self.begin(self.other)
 
     def stop(self) -> None:
         """The owner stands still past its lease, and goes on."""
@@ -120,24 +178,79 @@ class Round:
         finally:
             os.kill(process.pid, signal.SIGCONT)
         await_that(
-            lambda: self.client(self.other).status()["owned_count"] == self._owned_by(self.other), "it does not notice"
+            lambda: self.client(self.other).status()["owned_count"] == self._owned_by(self.other),
+            "it does not notice",
+            120,
         )
 
     def lose_database(self) -> None:
         """PostgreSQL goes away, perhaps for longer than the leases, and comes back."""
-        self.fleet.server.stop()
+        self._step_without_database(self.fleet.server.stop, self.fleet.server.start)
+
+    def hang_database(self) -> None:
+        """PostgreSQL's processes stand still, and close nothing."""
+        send = self.fleet.server.send
+        self._step_without_database(lambda: send(signal.SIGSTOP), lambda: send(signal.SIGCONT))
+
+    def _step_without_database(self, end: Callable[[], None], begin: Callable[[], None]) -> None:
+        """A step that begins without it; once the lease is over the sandbox stands still until it is back."""
+        end()
         try:
+            with ThreadPoolExecutor(1) as pool:
+                stepping = pool.submit(self._step_or_not)
+                time.sleep(self._chance.choice([0.2, TERMS_MS[0] / 1000]))
+                begin()
+                stepping.result()
+        finally:
+            self.fleet.server.send(signal.SIGCONT)
+        self._await_leases()
+
+    def jump_clock(self) -> None:
+        """That of the database."""
+        self.fleet.jump(self._chance.choice([-60, 60]))
+        self._await_leases()
+
+    def lose_bucket(self) -> None:
+        """Steps go on, and are published when it answers."""
+        manners: tuple[Manner, ...] = ("away", "slow", "refusing")
+        with self.bucket.being(self._chance.choice(manners)):
             self.step()
-        except AssertionError:
-            pass  # the irreversible call was refused, and did not run
-        time.sleep(self._chance.choice([0.2, TERMS_MS[0] / 1000]))
-        self.fleet.server.start()
-        await_that(lambda: self.client(self.owner).status()["node_state"] == "leased", "the node does not go on")
+            if self._chance.random() < 0.5:
+                asked = self.bucket.asked
+                await_that(lambda: self.bucket.asked > asked, "nothing is to be published")
+        self._await_published()
+
+    def collect(self) -> None:
+        """Three collections with the grace between them, each by a node or by both at once."""
+        for _ in range(3):
+            self._await_published()
+            nodes = self._chance.choice([[self.owner], [self.other], [self.owner, self.other]])
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(self._prune, nodes))
+            self.fleet.pass_time(DAY_S)
+
+    def _prune(self, node: str) -> None:
+        with suppress(Conflict):  # the other one is at it
+            self.client(node).prune(NEWEST)
+
+    def _await_published(self) -> None:
+        for node in (self.owner, self.other):
+            await_that(
+                lambda node=node: not self.client(node).status()["unpublished_count"], f"{node} does not publish", 120
+            )
+
+    def _await_leases(self) -> None:
+        for node in (self.owner, self.other):
+            await_that(
+                lambda node=node: self.client(node).status()["node_state"] == "leased", f"{node} does not go on", 60
+            )
 
     def run(self) -> None:
         await_that(self.published, "nothing is published")
+        events = [self.step, self.kill, self.stop, self.lose_database, self.hang_database, self.jump_clock]
         for _ in range(EVENTS):
-            event: Callable[[], None] = self._chance.choice([self.step, self.kill, self.stop, self.lose_database])
+            event: Callable[[], None] = self._chance.choice([*events, self.lose_bucket, self.collect, self.collect])
+            self.events.append(event.__name__)
             event()
             self.check(event.__name__)
             self.step()
@@ -154,11 +267,15 @@ class Round:
             f"SELECT snapshot FROM snapshotd_fleet.published WHERE trajectory = '{self.line}'"
         ):
             self._read(snapshot)
+        found = b"".join(self.client(self.reader).cat(self.pinned, "/workspace/last"))
+        assert found == b"pinned\n", f"what is pinned is gone after {after}"
 
     def _read(self, snapshot: str) -> None:
         client = self.client(self.owner)
         try:
-            list(client.diff(snapshot))
+            for change in client.diff(self.first, snapshot):
+                if change.path.endswith("last"):
+                    b"".join(client.cat(snapshot, "/workspace/last"))
         except SnapshotdError as exc:
             raise AssertionError(f"published snapshot {snapshot} cannot be read: {exc}") from exc
 
@@ -166,6 +283,17 @@ class Round:
         return int(self.fleet.ask(f"SELECT count(*) FROM snapshotd_fleet.owners WHERE node = '{node}'")[0][0])
 
 
-@pytest.mark.parametrize("seed", long.seeds(1, 5))
-def test_no_fault_makes_two_heads_or_repeats_a_call_or_loses_a_snapshot(fleet: Fleet, world: Path, seed: int) -> None:
-    Round(fleet, world, seed).run()
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", long.seeds(1, ROUNDS))
+def test_no_fault_makes_two_heads_or_repeats_a_call_or_loses_a_snapshot(
+    fleet: Fleet, bucket: FaultyService, world: Path, seed: int
+) -> None:
+    played = Round(fleet, bucket, world, seed)
+    try:
+        played.run()
+    except BaseException as exc:
+        exc.add_note(f"seed {seed}: {', '.join(played.events)}")
+        for name, daemon in fleet.nodes.items():
+            told = [line for line in daemon.log().splitlines() if '"level": "info"' not in line]
+            exc.add_note("\n".join([f"log of {name}:", *told[-30:]]))
+        raise

@@ -247,6 +247,42 @@ def test_one_node_collects_and_an_earlier_one_removes_nothing(postgres: Postgres
     assert collection.remove_published(later, S) == S[:2], "and not the head"
 
 
+def test_a_collector_that_has_ended_or_was_killed_lets_another_one_begin(
+    postgres: PostgresServer, collection: Collection
+) -> None:
+    fence = collection.begin_collecting(A, 1)
+    advance(postgres, COLLECTION_TTL_NS - 1)
+    collection.prolong(fence)
+    advance(postgres, COLLECTION_TTL_NS - 1)
+    with pytest.raises(Conflict, match="one collector at a time"):
+        collection.begin_collecting(B, 1)
+    later = collection.begin_collecting(A, 2)
+    assert later > fence, "the next daemon of the node"
+    with pytest.raises(Conflict, match="another node collects since"):
+        collection.prolong(fence)
+    collection.end_collecting(fence)
+    with pytest.raises(Conflict, match="one collector at a time"):
+        collection.begin_collecting(B, 1)
+    collection.end_collecting(later)
+    assert collection.begin_collecting(B, 1) > later
+
+
+def test_a_trajectory_goes_with_all_that_the_fleet_knows_of_it_unless_it_is_pinned(
+    postgres: PostgresServer, coordination: PostgresCoordination, collection: Collection
+) -> None:
+    coordination.record_intent(Claim(T, A, 1, 1), CallID("call"))
+    collection.pin(B, S[:1], SECOND_NS)
+    with pytest.raises(Conflict, match="reads a snapshot of trajectory"):
+        collection.remove_trajectory(T)
+    assert coordination.published(S[:3]) == S[:3]
+    advance(postgres, SECOND_NS)
+    collection.remove_trajectory(T)
+    assert coordination.published(S[:3]) == []
+    assert coordination.intents(T) == []
+    with pytest.raises(NotFound):
+        coordination.owner(T)
+
+
 def test_nothing_that_is_pinned_is_removed(postgres: PostgresServer, collection: Collection) -> None:
     fence = collection.begin_collecting(A, 1)
     collection.pin(B, S[:1], 5 * SECOND_NS)

@@ -21,8 +21,9 @@ from __future__ import annotations
 import re
 import secrets
 import threading
+import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -67,6 +68,27 @@ class _Session(psycopg.Connection[Row]):
     """A connection. `token`: its row in `sessions`; `number`: that of its last transaction."""
 
     token, number, has_tables = "", 0, False
+    answer_s: float | None = None
+    """Longest time for one statement; None: any."""
+
+    def wait(self, gen: Generator[Any, Any, Any], *args: Any, **told: Any) -> Any:
+        if self.answer_s is None:
+            return super().wait(gen, *args, **told)
+        return super().wait(self._bounded(gen, time.monotonic() + self.answer_s), *args, **told)
+
+    def _bounded(self, gen: Generator[Any, Any, Any], deadline: float) -> Generator[Any, Any, Any]:
+        """Give up a server that is there and says nothing: a kernel that acknowledges for a stopped process keeps the
+        connection alive, so that no timeout of TCP ends it. psycopg goes on with `gen` some times a second, ready or not."""
+        try:
+            state = next(gen)
+            while True:
+                ready = yield state
+                if not ready and time.monotonic() > deadline:
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError(f"it said nothing for {self.answer_s:.0f} s")
+                state = gen.send(ready)
+        except StopIteration as ended:
+            return ended.value
 
 
 @dataclass(slots=True)
@@ -106,15 +128,24 @@ class PostgresDatabase:
         self._free = threading.BoundedSemaphore(_MOST)
         self._idle: list[_Session] = []
         self._closed = False
+        self._answer_s: float | None = None
         self._threads = threading.local()
         self._give_back(self._connect())
 
     def close(self) -> None:
+        self._closed = True
+        self._close_idle()
+
+    def _close_idle(self) -> None:
         with self._guard:
-            self._closed = True
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
+
+    def give_up_after(self, seconds: float) -> None:
+        """Wait so long at most for a statement, a free connection, and a process that stands still in a transaction."""
+        self._answer_s = seconds
+        self._close_idle()
 
     # -- statements ----------------------------------------------------------------------------------------------------
 
@@ -323,13 +354,16 @@ class PostgresDatabase:
 
     def _take(self) -> tuple[_Session, bool]:
         """A connection, and whether it has been used before."""
-        self._free.acquire()
+        if not self._free.acquire(timeout=self._answer_s):
+            raise Unavailable(
+                f"{self.name} does not answer (all connections wait for it): try again when the server runs"
+            )
         try:
             with self._guard:
                 if self._closed:
                     raise InternalError(f"{self.name} was used after it was closed")
                 idle = self._idle.pop() if self._idle else None
-            return (idle, True) if idle is not None else (self._connect(), False)
+            return idle or self._connect(), idle is not None
         except BaseException:
             self._free.release()
             raise
@@ -354,12 +388,14 @@ class PostgresDatabase:
         connection.close()
 
     def _connect(self) -> _Session:
+        idle_ms = int((self._answer_s or _IDLE_S) * 1000)
         try:
             connection = _Session.connect(self._address, autocommit=True, cursor_factory=RawCursor)
             adapt(connection)
+            connection.answer_s = self._answer_s
             connection.execute(
                 f'SET search_path = "{self.schema}", pg_catalog; SET lock_timeout = {_WAIT_S * 1000}; SET jit = off;'
-                f" SET idle_in_transaction_session_timeout = {_IDLE_S * 1000}; SET default_transaction_isolation = 'read committed'",
+                f" SET idle_in_transaction_session_timeout = {idle_ms}; SET default_transaction_isolation = 'read committed'",
                 prepare=False,
             )
             row = connection.execute("SELECT to_regclass('sessions') IS NOT NULL").fetchone()

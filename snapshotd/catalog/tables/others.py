@@ -9,12 +9,19 @@ from snapshotd.catalog.database import CatalogDatabase, Row
 from snapshotd.catalog.lookup import find
 from snapshotd.catalog.parts import OtherCatalogs, OtherRows, SnapshotRow
 from snapshotd.catalog.restore import add_missing_rows
+from snapshotd.catalog.rows import encode_json
 from snapshotd.catalog.splitting import split_trajectory
 from snapshotd.catalog.tables.figures import SqlFigures
 from snapshotd.errors import NotFound
 from snapshotd.types import Approval, Compensation, Image, SnapshotID, Trajectory, TrajectoryID
 
 _Found = TypeVar("_Found")
+_UNNEEDED = """
+SELECT s.id FROM snapshots s WHERE s.id IN (SELECT value FROM json_each(?))
+AND NOT EXISTS (SELECT 1 FROM tags WHERE snapshot = s.pk)
+AND NOT EXISTS (SELECT 1 FROM trajectories WHERE head = s.pk OR forked_from = s.pk OR began = s.pk)
+AND NOT EXISTS (SELECT 1 FROM approvals WHERE snapshot = s.pk AND status = 'pending')
+"""
 
 
 class SqlOtherRows(OtherRows):
@@ -54,6 +61,10 @@ class SqlOtherRows(OtherRows):
             add_missing_rows(self._db, images, trajectories, snapshots, approvals, compensations)
         for trajectory in trajectories:
             self._tell(trajectory.id)
+
+    def unneeded(self, snapshots: Sequence[SnapshotID]) -> list[SnapshotID]:
+        found = {one for (one,) in self._db.read(_UNNEEDED, (encode_json(list(snapshots)),))}
+        return [one for one in snapshots if one in found]
 
     def split_trajectory(self, trajectory_id: TrajectoryID, first: SnapshotID, side: TrajectoryID) -> None:
         with self._db.lock:

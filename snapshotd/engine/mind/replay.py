@@ -63,6 +63,11 @@ PROMOTED = "promoted"
 """Detail of an entry that came from a branch: the id under which the branch recorded it."""
 
 
+def origin_of(entry: JournalEntry) -> CallID:
+    """The id under which a call was recorded first."""
+    return CallID(entry.details.get(KEPT, entry.details.get(PROMOTED, entry.id)))
+
+
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """An entry that was answered from the journal. `snapshot`: its own, if it ended with one."""

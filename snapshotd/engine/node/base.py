@@ -36,6 +36,10 @@ class Publisher(Protocol):
     def is_published(self, snapshot: Snapshot) -> bool:
         """True if other nodes can read it, as far as this node has noted."""
 
+    def catch_up(self) -> bool:
+        """Have this node's index know what the others have published. True: something may be found now that was not."""
+        ...
+
     def publish(self, trajectory: TrajectoryID, timeout_s: float) -> None:
         """Return when every snapshot so far of a trajectory is published. Unavailable: that takes longer; Conflict: the
         trajectory was taken over."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from snapshotd.catalog.base import Catalog, SnapshotRow
-from snapshotd.types import Snapshot, SnapshotID, Trajectory, TrajectoryID
+from snapshotd.repo.base import Roots
+from snapshotd.types import BlobID, Image, ImageID, RecordID, Snapshot, SnapshotID, Trajectory, TrajectoryID, TreeID
 
 
 def rows_of(catalog: Catalog, snapshots: Iterable[Snapshot]) -> Iterator[SnapshotRow]:
@@ -53,6 +54,23 @@ def cut_off(trajectory: Trajectory, head: SnapshotID, known: Mapping[SnapshotID,
     """A trajectory as it was when `head` was its head. The place where its program began is left out if it is not known."""
     began = trajectory.began if trajectory.began in known else None
     return replace(trajectory, head=head, began=began)
+
+
+def roots_of(
+    record: Callable[[SnapshotID], RecordID | None], snapshots: Sequence[Snapshot], images: Mapping[ImageID, Image]
+) -> Roots:
+    """Everything that these snapshots need in the repository."""
+    trees: dict[TreeID, str] = {image.tree: image.id for image in images.values() if image.tree is not None}
+    contents: dict[BlobID, str] = {}
+    records: dict[RecordID, str] = {}
+    for snapshot in snapshots:
+        if snapshot.tree is not None:
+            trees.setdefault(snapshot.tree, snapshot.id)
+        contents.update(dict.fromkeys(snapshot.call.outputs, snapshot.id))
+        known = record(snapshot.id)
+        if known is not None:
+            records[known] = snapshot.id
+    return Roots(trees, contents, records)
 
 
 def _in_order(found: Mapping[SnapshotID, Snapshot]) -> Iterator[Snapshot]:

@@ -1,7 +1,7 @@
 """The lease of this daemon's node: got, renewed, and what its end means. See `base.py`, and `fleet/base.py` for the promises.
 
 Threads: `fleet-lease` registers and renews; `fleet-freeze` stops the sandboxes when the lease is over by the node's own
-clock, however long a renewal is under way, and lets them go on. Requests that change who owns what take turns (`turns`), so
+clock, however long a renewal is under way, and lets them go on. Requests that change who owns what take turns (`turn`), so
 that the answer of a renewal is never older than a claim.
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +24,8 @@ from snapshotd.fleet.places import NodeRoom
 from snapshotd.fleet.protocol import HeldLease, has_run_out, hold_lease, watch_node
 from snapshotd.kernel.holding.members import Members
 
+ANSWER_S = 12.0
+"""Longest wait for an answer of the database, and for one's turn to ask it."""
 FIRST_S = 10.0
 """Wait for the first lease before the daemon goes on without one."""
 _log = logging.getLogger(__name__)
@@ -77,7 +81,7 @@ class LeaseKeeper:
 
     def __init__(self, facts: NodeFacts, fleet: PostgresCoordination, watchdog: Watchdog) -> None:
         self.facts, self.fleet, self._watchdog = facts, fleet, watchdog
-        self.turns = threading.RLock()
+        self._turns = threading.RLock()
         self._freezer = Freezer()
         self._changed, self._state = threading.Condition(), _State()
         self._seen: dict[NodeID, Sighting] = {}
@@ -117,6 +121,19 @@ class LeaseKeeper:
         """There is something new to tell the database; with `renew`, the node's room."""
         self._due |= renew
         self._wake.set()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """One's turn to ask the database who owns what; within another one it is the same. Unavailable: those before do not
+        get an answer."""
+        if not self._turns.acquire(timeout=ANSWER_S):
+            raise Unavailable(
+                f"the fleet's database has not answered node {self.facts.node} for {ANSWER_S:.0f} s: try again when it does"
+            )
+        try:
+            yield
+        finally:
+            self._turns.release()
 
     # -- questions -----------------------------------------------------------------------------------------------------
 
@@ -213,7 +230,7 @@ class LeaseKeeper:
 
     def _ask(self, listener: LeaseListener) -> None:
         terms = self.fleet.terms
-        with self.turns:
+        with self.turn():
             sent_ns, first = now_ns(), self._state.held is None
             renewed = self._register() if first else self.fleet.renew(self.facts.node, self.epoch(), listener.room())
             at_ns = now_ns()

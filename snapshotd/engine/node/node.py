@@ -46,7 +46,7 @@ class FleetNode:
         """`starting`: the number of sandboxes that are being launched."""
 
         self._context, self._catalog, self._rights, self._sessions = context, context.catalog, rights, sessions
-        self._publisher, self._takeover, self._starting = publisher, takeover, starting
+        self.publisher, self._takeover, self._starting = publisher, takeover, starting
         self._looking, self._look_again = threading.Lock(), 0.0
         self._seen: tuple[NodeStats, ...] = ()
         self._changed = threading.Condition()
@@ -59,35 +59,34 @@ class FleetNode:
 
     def start(self) -> None:
         """Begin. The sandboxes of an earlier daemon are found."""
-        self._rights.attend(NodeParts(self.room, self.end_lost, self._tell, self._take_over))
+        self._rights.attend(NodeParts(self.room, self.end_lost, self._tell, self._take_over, self.publisher.catch_up))
         self._rights.note_incomplete(filter(self._takeover.is_incomplete, self._rights.claims()))
-        self._publisher.start()
+        self.publisher.start()
         self._thread.start()
 
     def hear_of_stored(self) -> None:
         """Snapshots were stored."""
-        self._publisher.hear_of_stored()
+        self.publisher.hear_of_stored()
 
     def publish(self, trajectory: TrajectoryID) -> None:
         """Return when every snapshot so far of a trajectory is published. Conflict, Unavailable."""
-        self._publisher.publish(trajectory, PUBLISHED_S)
+        self.publisher.publish(trajectory, PUBLISHED_S)
 
     def is_published(self, snapshot: Snapshot) -> bool:
         """True if other nodes can read it."""
-        return self._publisher.is_published(snapshot)
+        return self.publisher.is_published(snapshot)
 
     def close(self) -> None:
-        """Idempotent. The lease stays; it is closed by the wiring when every sandbox has ended."""
+        """Idempotent. The publisher and the lease stay; the wiring closes them when every sandbox has ended."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join()
-        self._publisher.close()
 
     def status(self) -> dict[str, Any]:
         """Facts for `doctor` and `daemon --status`."""
-        return {**self._rights.status(), "unpublished_count": self._publisher.lag()}
+        return {**self._rights.status(), "unpublished_count": self.publisher.lag()}
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 
@@ -122,7 +121,7 @@ class FleetNode:
             starting=self._starting(),
             starting_most=config.node_starting,
             warm=frozenset(image.id for image in self._context.images.list()),
-            unpublished=self._publisher.lag(),
+            unpublished=self.publisher.lag(),
         )
 
     # -- what was taken over from this node ----------------------------------------------------------------------------
@@ -189,7 +188,7 @@ class FleetNode:
             and self._catalog.get_trajectory(trajectory).status is not TrajectoryStatus.FINISHED
         ):
             self._catalog.set_status(trajectory, TrajectoryStatus.INTERRUPTED)
-        self._publisher.publish(trajectory, PUBLISHED_S)
+        self.publisher.publish(trajectory, PUBLISHED_S)
         self._rights.hand_over(trajectory)
         _log.info("trajectory %s is handed over", trajectory)
 

@@ -23,30 +23,28 @@ from dataclasses import dataclass, replace
 from snapshotd.engine.context import Context
 from snapshotd.engine.node.base import Publisher
 from snapshotd.engine.node.choosing import PublishedPart, PublishList
-from snapshotd.engine.node.copying import cut_off, rows_of
+from snapshotd.engine.node.copying import cut_off, roots_of, rows_of
 from snapshotd.engine.node.marks import PublishedMarks
 from snapshotd.engine.node.shared import Claims, SharedHistory
 from snapshotd.engine.storing.archiver import Archiver, ToldOfPeers
 from snapshotd.errors import Conflict, InternalError, NotFound, SnapshotdError, Unavailable
 from snapshotd.failpoints import hit
 from snapshotd.fleet.base import Claim
-from snapshotd.repo.base import Roots
 from snapshotd.types import (
-    BlobID,
     CallID,
     Image,
     ImageID,
-    RecordID,
     SideEffect,
     Snapshot,
     SnapshotID,
     SnapshotState,
     Trajectory,
     TrajectoryID,
-    TreeID,
     short,
 )
 
+LAST_S, LAST_POLL_S = 10.0, 0.2
+"""Longest wait at the end of the daemon until everything is published, and the time between two looks."""
 MERGE_S = 10.0
 """Time for which what other nodes have stored may go unnoticed, if nothing asks for it."""
 _RETRY_S = (1.0, 5.0, 15.0)
@@ -78,8 +76,11 @@ class NodePublisher(Publisher):
         shared: SharedHistory,
         claims: Claims,
         marks: PublishedMarks,
+        chores: Sequence[Callable[[], None]],
     ) -> None:
-        """`store_all`: return when everything captured is stored. `archive_again`: snapshots are captured again."""
+        """`store_all`: return when everything captured is stored. `archive_again`: snapshots are captured again.
+        `chores`: what else the fleet is to be told of, now and then."""
+        self._chores = chores
         self._context, self._catalog, self._archiver = context, context.catalog, archiver
         self._store_all, self._archive_again = store_all, archive_again
         self._shared, self._claims, self._marks = shared, claims, marks
@@ -101,12 +102,26 @@ class NodePublisher(Publisher):
         self._thread.start()
 
     def close(self) -> None:
+        self._publish_last()
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._unlisten()
         if self._thread.is_alive():
             self._thread.join()
+
+    def _publish_last(self) -> None:
+        """Wait for what sandboxes captured when they ended, unless the bucket or the database is away."""
+        deadline = time.monotonic() + LAST_S
+        if self._thread.is_alive():
+            self._list.add_all()  # changes are not told of any more
+        while self._thread.is_alive() and self.lag() and time.monotonic() < deadline:
+            with self._changed:
+                if self.failure is not None or self._closed:
+                    return
+                seen, self._due = self._rounds, True
+                self._changed.notify_all()
+                self._changed.wait_for(lambda seen=seen: self._rounds != seen, LAST_POLL_S)  # type: ignore[misc]
 
     def hear_of_stored(self) -> None:
         with self._changed:
@@ -143,6 +158,14 @@ class NodePublisher(Publisher):
             self._archiver.merge(peers)
             self._peers = peers
 
+    def catch_up(self) -> bool:
+        try:
+            self._archiver.merge(self._shared.peers(), ahead=True)
+        except (SnapshotdError, OSError) as exc:
+            _log.warning("this node's index stays behind: %s", exc)
+            return False
+        return True
+
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _hear(self, event: dict[str, object]) -> None:
@@ -172,6 +195,8 @@ class NodePublisher(Publisher):
             self._claims.check_lease()
             while not self._closed and self._publish_some():
                 pass
+            for chore in self._chores:
+                chore()
             self.merge()
             if self._context.cache is not None:
                 self._context.cache.give_room()
@@ -217,7 +242,7 @@ class NodePublisher(Publisher):
             return None
         chosen = [snapshot for part in parts for snapshot in part.snapshots]
         try:
-            segment = self._archiver.publish(_roots(self._catalog.record, chosen, images), self._shared.peers())
+            segment = self._archiver.publish(roots_of(self._catalog.record, chosen, images), self._shared.peers())
         except Conflict as exc:
             self._give_back(exc)
             raise
@@ -334,20 +359,3 @@ class NodePublisher(Publisher):
         _log.error("%s", why.message)
         self._catalog.set_state(again, SnapshotState.CAPTURED)
         self._archive_again()
-
-
-def _roots(
-    record: Callable[[SnapshotID], RecordID | None], snapshots: Sequence[Snapshot], images: dict[ImageID, Image]
-) -> Roots:
-    """Everything that these snapshots need in the repository."""
-    trees: dict[TreeID, str] = {image.tree: image.id for image in images.values() if image.tree is not None}
-    contents: dict[BlobID, str] = {}
-    records: dict[RecordID, str] = {}
-    for snapshot in snapshots:
-        if snapshot.tree is not None:
-            trees.setdefault(snapshot.tree, snapshot.id)
-        contents.update(dict.fromkeys(snapshot.call.outputs, snapshot.id))
-        known = record(snapshot.id)
-        if known is not None:
-            records[known] = snapshot.id
-    return Roots(trees, contents, records)

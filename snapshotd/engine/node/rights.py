@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from snapshotd.types import CallID, JournalEntry, TrajectoryID, short
 
 _AT_ONCE = 1000
 """Trajectories that are owned in one transaction, which holds the node's row meanwhile."""
+_ANEW_S = 1.0
+"""Time in which many readers that miss something ask once."""
 _log = logging.getLogger(__name__)
 
 
@@ -34,6 +37,8 @@ class NodeParts:
     """Told after every renewal; returns at once."""
     take_over: Callable[[OwnedTrajectory, Taken], object]
     """Bring the history of a trajectory that this node owns from now on."""
+    catch_up: Callable[[], bool]
+    """See `Ownership`."""
 
 
 class NodeRights(Ownership):
@@ -49,8 +54,11 @@ class NodeRights(Ownership):
         self._new: set[TrajectoryID] = set()
         self._elsewhere: dict[TrajectoryID, OwnedTrajectory] = {}
         self._lost: list[TrajectoryID] = []
+        self._given_up: set[TrajectoryID] = set()
+        """Trajectories that are being removed from the fleet."""
         self._incomplete: set[TrajectoryID] = set()
         """Trajectories that were taken over, and whose histories are not here yet."""
+        self._catching_up, self._caught_up_at = threading.Lock(), 0.0
         self._parts: NodeParts | None = None
 
     def attend(self, parts: NodeParts) -> None:
@@ -101,7 +109,7 @@ class NodeRights(Ownership):
         with self._taking:
             if self._knows(trajectory):
                 return
-            with self.lease.turns:
+            with self.lease.turn():
                 row = self._own([trajectory])[trajectory]
                 if self._own_claim(row) is not None and trajectory not in self._incomplete:
                     return
@@ -134,11 +142,22 @@ class NodeRights(Ownership):
             except (NotFound, Conflict) as exc:  # it ran before the daemon was a node, or was decided before
                 _log.info("the fleet has nothing to decide: %s", exc.message)
 
+    def catch_up(self) -> bool:
+        """See `Ownership`."""
+        if self._parts is None:
+            return False
+        with self._catching_up:
+            if time.monotonic() - self._caught_up_at > _ANEW_S:
+                if not self._parts.catch_up():
+                    return False
+                self._caught_up_at = time.monotonic()
+        return True
+
     # -- what the node owns --------------------------------------------------------------------------------------------
 
     def claim(self, trajectory: TrajectoryID) -> Claim:
         """The node's right to move a trajectory's head. Conflict: another node has it; Unavailable."""
-        with self.lease.turns:
+        with self.lease.turn():
             with self._lock:
                 known = self._claims.get(trajectory)
             if known is not None:
@@ -162,17 +181,30 @@ class NodeRights(Ownership):
     def hand_over(self, trajectory: TrajectoryID) -> None:
         """Let any node take a trajectory, whose sandbox has ended and whose snapshots are published. Conflict,
         Unavailable."""
-        with self.lease.turns:
+        with self.lease.turn():
             self.lease.fleet.hand_over(self.claim(trajectory))
             row = self.lease.fleet.owner(trajectory)
             with self._lock:
                 self._claims.pop(trajectory, None)
                 self._elsewhere[trajectory] = row
 
+    def give_up(self, trajectories: Sequence[TrajectoryID]) -> None:
+        """See `shared.Claims`."""
+        with self._lock:
+            self._given_up.update(trajectories)
+            for one in trajectories:
+                self._claims.pop(one, None)
+                self._new.discard(one)
+
+    def keep(self, trajectories: Sequence[TrajectoryID]) -> None:
+        """See `shared.Claims`. The next renewal says of each whether it is this node's still."""
+        with self._lock:
+            self._given_up.difference_update(trajectories)
+
     def branch_off(self, row: OwnedTrajectory, lost: Claim, side: TrajectoryID) -> Claim:
         """Own the side branch `side` of a trajectory that was taken over, which begins at its published head as of `row`.
         Conflict, Unavailable."""
-        with self.lease.turns:
+        with self.lease.turn():
             claim = self.lease.fleet.branch_off(lost, side, row.head, self.lease.facts.node, self.lease.epoch())
             with self._lock:
                 self._claims[side] = claim
@@ -193,6 +225,8 @@ class NodeRights(Ownership):
         """See `LeaseListener`."""
         owned = {claim.trajectory: claim for claim in renewed.owned}
         with self._lock:
+            self._given_up &= owned.keys()
+            owned = {one: claim for one, claim in owned.items() if one not in self._given_up}
             self._lost += [one for one, claim in self._claims.items() if owned.get(one) != claim]
             self._claims = owned
             lost = list(self._lost)
@@ -228,7 +262,7 @@ class NodeRights(Ownership):
     def _own(self, trajectories: Sequence[TrajectoryID]) -> dict[TrajectoryID, OwnedTrajectory]:
         """Own those that nobody owns; the rows of all."""
         found: dict[TrajectoryID, OwnedTrajectory] = {}
-        with self.lease.turns:
+        with self.lease.turn():
             for start in range(0, len(trajectories), _AT_ONCE):
                 some = trajectories[start : start + _AT_ONCE]
                 rows = self.lease.fleet.own_new(some, self.lease.facts.node, self.lease.epoch())

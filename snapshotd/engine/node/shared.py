@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,6 +10,7 @@ from typing import Protocol
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.storing.archiver import ToldOfPeers
 from snapshotd.fleet.base import Claim, NodeID, OwnedTrajectory
+from snapshotd.fleet.collection import Collection
 from snapshotd.fleet.coordination import PostgresCoordination
 from snapshotd.fleet.repository import PublishedSegments
 from snapshotd.types import TrajectoryID
@@ -29,6 +30,12 @@ class Claims(Protocol):
         """All that the node owns, as far as it knows."""
         ...
 
+    def give_up(self, trajectories: Sequence[TrajectoryID]) -> None:
+        """They are about to go from the fleet: they are claimed no more, and not lost when they are gone."""
+
+    def keep(self, trajectories: Sequence[TrajectoryID]) -> None:
+        """They did not go after all."""
+
     def branch_off(self, row: OwnedTrajectory, lost: Claim, side: TrajectoryID) -> Claim:
         """Own a side branch of a trajectory that was taken over. Conflict, Unavailable."""
         ...
@@ -43,6 +50,7 @@ class SharedHistory:
     catalog: Catalog
     coordination: PostgresCoordination
     segments: PublishedSegments
+    collection: Collection
     together: Callable[[], AbstractContextManager[None]]
 
     def peers(self) -> ToldOfPeers:

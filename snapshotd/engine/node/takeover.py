@@ -24,20 +24,25 @@ from typing import Literal
 
 from snapshotd.catalog.base import OtherCatalogs
 from snapshotd.engine.context import Context
+from snapshotd.engine.mind.replay import PROMOTED
 from snapshotd.engine.node.base import Takeover
 from snapshotd.engine.node.copying import needed_by, rows_of
 from snapshotd.engine.node.marks import PublishedMarks
 from snapshotd.engine.node.shared import Claims, SharedHistory
+from snapshotd.engine.past.effects import compensated_by
 from snapshotd.engine.storing.archiver import Archiver
 from snapshotd.errors import Conflict, DataLoss, NotFound, Unavailable
 from snapshotd.failpoints import hit
 from snapshotd.fleet.base import Claim, IntentState, OwnedTrajectory, RecordedIntent, Taken
 from snapshotd.types import (
+    CallID,
+    Compensation,
     EntryKind,
     JournalEntry,
     SideEffect,
     Snapshot,
     SnapshotID,
+    SnapshotState,
     Trajectory,
     TrajectoryID,
     TreeID,
@@ -96,13 +101,31 @@ class NodeTakeover(Takeover, OtherCatalogs):
         if not self._marks.is_foreign(trajectory) or now - self._looked.get(trajectory, -REFRESH_S) < REFRESH_S:
             return False
         self._looked[trajectory] = now
-        before = self._marks.published(trajectory)
         try:
             head = self._shared.catalog.get_trajectory(trajectory).head
+        except NotFound:
+            return self._forget(trajectory)
+        except Unavailable as exc:
+            _log.info("trajectory %s is shown as it is known here: %s", short(trajectory), exc.message)
+            return False
+        try:
             self._bring(self._shared.catalog.get_snapshot(head))
         except (NotFound, Unavailable) as exc:
             _log.info("trajectory %s is shown as it is known here: %s", short(trajectory), exc.message)
-        return self._marks.published(trajectory) != before
+        return True
+
+    def _forget(self, trajectory: TrajectoryID) -> bool:
+        """Its owner has removed it from the fleet. True: it is not here any more either."""
+        if self._marks.count_unpublished(trajectory):
+            return False
+        try:
+            self._catalog.remove_trajectory(trajectory)
+        except Conflict as exc:
+            _log.warning("the fleet has removed %s, and it stays here: %s", short(trajectory), exc.message)
+            return False
+        self._marks.set_published(trajectory, -1)
+        self._marks.set_foreign(trajectory, foreign=False)
+        return True
 
     # -- bringing ------------------------------------------------------------------------------------------------------
 
@@ -140,6 +163,8 @@ class NodeTakeover(Takeover, OtherCatalogs):
                 shared.catalog.approvals.list(None, snapshot.trajectory),
                 shared.catalog.compensations.of_trajectory(snapshot.trajectory),
             )
+            pruned = [one.id for one in snapshots if one.state is SnapshotState.PRUNED and one.id in here]
+            self._catalog.set_pruned(one for one in pruned if here[one].state is SnapshotState.STORED)
             hit("engine.takeover.added")
             seqs: dict[TrajectoryID, int] = {}
             for one in snapshots:
@@ -212,18 +237,31 @@ class NodeTakeover(Takeover, OtherCatalogs):
         trajectory = self._catalog.get_trajectory(taken.claim.trajectory)
         here = {entry.id for entry in self._catalog.unbound(trajectory.id)}
         for one in intents:
-            if one.state is IntentState.UNDECIDED and one.call not in here:
-                try:
-                    self._catalog.begin_entry(trajectory.id, _entry_of(one, trajectory.head))
-                except Conflict as exc:
-                    _log.info("%s", exc.message)
+            entry = _entry_of(one, trajectory.head)
+            if one.state is not IntentState.UNDECIDED or {one.call, entry.id} & here:
+                continue
+            made_up_for = compensated_by(one.call, entry.name, entry.arguments)
+            if made_up_for is not None:
+                self._note_compensation(trajectory.id, one.call, made_up_for)
+                continue
+            try:
+                self._catalog.begin_entry(trajectory.id, entry)
+            except Conflict as exc:
+                _log.info("%s", exc.message)
+
+    def _note_compensation(self, trajectory: TrajectoryID, intent: CallID, call: CallID) -> None:
+        """A compensation that began on the other node may have ended there: it does not run again, and nobody is asked."""
+        if self._catalog.compensations.get(call) is None:
+            self._catalog.compensations.begin(Compensation(call, trajectory, None, time.time_ns()))
+        self._shared.coordination.decide_intent(intent, happened=True)
 
 
 def _entry_of(intent: RecordedIntent, after: SnapshotID) -> JournalEntry:
-    """The journal entry of an irreversible call that began on another node, as far as the fleet knows it."""
+    """The journal entry of an irreversible call that began on another node, as far as the fleet knows it. It has an id of its own:
+    a side branch may have the call itself."""
     said = json.loads(intent.said or "{}")
     return JournalEntry(
-        intent.call,
+        CallID(hashlib.blake2s(f"doubted call {intent.call} {intent.trajectory}".encode()).hexdigest()[:32]),
         EntryKind.TOOL,
         said.get("name", "unknown"),
         said.get("arguments"),
@@ -231,4 +269,5 @@ def _entry_of(intent: RecordedIntent, after: SnapshotID) -> JournalEntry:
         time.time_ns(),
         SideEffect.IRREVERSIBLE,
         said.get("key"),
+        details={PROMOTED: intent.call},
     )

@@ -8,6 +8,7 @@ whose end was not recorded does not run again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import time
@@ -21,7 +22,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.mind.answers import result_of, with_result
 from snapshotd.engine.mind.approval.gate import Gate
 from snapshotd.engine.mind.approval.records import WaitingCaller
-from snapshotd.engine.mind.replay import DENIED, KEPT, PROMOTED
+from snapshotd.engine.mind.replay import DENIED, origin_of
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import StepListener, commit_step
@@ -36,6 +37,7 @@ from snapshotd.types import (
     JournalEntry,
     SideEffect,
     Snapshot,
+    SnapshotID,
     ToolCall,
     Trajectory,
     TrajectoryID,
@@ -88,8 +90,8 @@ class Effects:
     ) -> list[Effect]:
         """A call that `retry` has kept, or that came from a branch, counts as the call that was recorded first, on any
         line."""
-        known = {_origin(entry) for entry in held}
-        found = {_origin(e): e for e in entries if e.side_effect is SideEffect.IRREVERSIBLE and _happened(e)}
+        known = {origin_of(entry) for entry in held}
+        found = {origin_of(e): e for e in entries if e.side_effect is SideEffect.IRREVERSIBLE and _happened(e)}
         left = [
             replace(with_result(self._context, entry), id=origin)
             for origin, entry in found.items()
@@ -157,9 +159,16 @@ class Effects:
     def _make_up(self, sandbox: Sandbox, entry: JournalEntry, argv: tuple[str, ...], arguments: dict[str, Any]) -> None:
         reveal = self._context.secrecy.of(sandbox.trajectory).reveal
         environment = {"SNAPSHOTD_CALL": self._describe(entry, reveal)}
-        compensations = self._catalog.compensations
+        compensations, ownership = self._catalog.compensations, self._context.ownership
+        intent = intent_of(entry.id, arguments, sandbox.head)
+        ownership.record_intent(sandbox.trajectory.id, intent)
         compensations.begin(Compensation(entry.id, sandbox.trajectory.id, None, time.time_ns()))
         hit("engine.compensate.begun")
+        try:
+            ownership.confirm_intent(intent.id)
+        except SnapshotdError:
+            compensations.forget(entry.id)
+            raise
         try:
             done = self._sessions.commands.exec(
                 sandbox,
@@ -235,15 +244,24 @@ def compensation_of(entry: JournalEntry) -> tuple[str, ...] | None:
     return tuple(argv)
 
 
+def intent_of(call: CallID, arguments: dict[str, Any], after: SnapshotID) -> JournalEntry:
+    """The intent of a call's compensation, as the fleet is told of it: always with the same id, so that it runs once."""
+    made = CallID(hashlib.blake2s(f"compensation of {call}".encode()).hexdigest()[:32])
+    return JournalEntry(made, EntryKind.TOOL, COMPENSATE, arguments, after, time.time_ns(), SideEffect.IRREVERSIBLE)
+
+
+def compensated_by(intent: CallID, name: str, arguments: Any) -> CallID | None:
+    """The call that an intent's compensation makes up for; None: the intent is of another kind."""
+    call = arguments.get("call") if isinstance(arguments, dict) else None
+    if name != COMPENSATE or not isinstance(call, str):
+        return None
+    return CallID(call) if intent_of(CallID(call), {}, SnapshotID("")).id == intent else None
+
+
 def task_of(entry: JournalEntry) -> str | None:
     """The subtask that a call belongs to."""
     named = entry.details.get("task")
     return named if isinstance(named, str) else None
-
-
-def _origin(entry: JournalEntry) -> CallID:
-    """The id under which a call was recorded first."""
-    return CallID(entry.details.get(KEPT, entry.details.get(PROMOTED, entry.id)))
 
 
 def _happened(entry: JournalEntry) -> bool:

@@ -16,7 +16,7 @@ from snapshotd.api.record import UNSET
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind import idempotency
-from snapshotd.engine.mind.replay import Resumption, shown
+from snapshotd.engine.mind.replay import Resumption, origin_of, shown
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.errors import Ambiguous, Conflict, NotFound, Undecided, UsageError
 from snapshotd.failpoints import hit
@@ -108,7 +108,7 @@ class Resumes:
             raise Undecided(_question(trajectory, open_questions))
         self._context.ownership.decide_intents(
             {
-                entry.id: decided[entry.id].action != "retry"
+                origin_of(entry): decided[entry.id].action != "retry"
                 for entry in cut_off
                 if entry.side_effect is SideEffect.IRREVERSIBLE
             }
@@ -131,7 +131,7 @@ def recorded(catalog: Catalog, head: Snapshot, began: SnapshotID | None) -> tupl
 
 
 def _named(ref: str, cut_off: Sequence[JournalEntry], trajectory: Trajectory) -> JournalEntry:
-    found = [entry for entry in cut_off if entry.id.startswith(ref)] if ref else []
+    found = [entry for entry in cut_off if entry.id.startswith(ref) or origin_of(entry) == ref] if ref else []
     if len(found) > 1 or (found and len(ref) < MIN_PREFIX_CHARS):
         raise Ambiguous(
             f"{ref} is not enough to name one call that was cut off: type more characters, {MIN_PREFIX_CHARS} at least"

@@ -287,7 +287,9 @@ class _Batches:
         self._stuck_until = 0.0
 
     def save_tags(self) -> None:
-        """Store the present tags. Errors: as of a batch."""
+        """Store the present tags, which the database of a fleet has already. Errors: as of a batch."""
+        if self._context.config.fleet:
+            return
         catalog = self._context.catalog
         record = self.archiver.record(records.encode_tags(catalog.tags(), time.time_ns()), None)
         self.archiver.flush()

@@ -111,11 +111,20 @@ class Archiver:
         grace_s: float,
         dry_run: bool,
         progress: Progress,
+        peers: ToldOfPeers | None = None,
     ) -> Reclaimed:
         """Collect the objects that `roots` do not reach (dry run: only count them). Packs that the index does not know
-        stay if one has the record of a snapshot that is not `known`, of a trajectory that was not `removed`."""
-        request = {"op": "prune", "roots": _roots_json(roots), "known": known, "removed": list(removed)}
-        answer = self._child.ask({**request, "grace_s": grace_s, "dry_run": dry_run}, progress)
+        stay if one has the record of a snapshot that is not `known`, of a trajectory that was not `removed`. `peers`: of a
+        fleet."""
+        request = {
+            "op": "prune",
+            "roots": _roots_json(roots),
+            "known": known,
+            "removed": list(removed),
+            "now": time.time(),
+        }
+        told = {} if peers is None else {"peers": asdict(peers)}
+        answer = self._child.ask({**request, **told, "grace_s": grace_s, "dry_run": dry_run}, progress)
         return Reclaimed(**answer)
 
     def check(self, roots: Roots, *, read_data: bool, progress: Progress) -> CheckResult:
@@ -131,11 +140,12 @@ class Archiver:
     def publish(self, roots: Roots, peers: ToldOfPeers) -> int:
         """In a fleet: let the other nodes know what is stored. `roots`: what is to be readable there. See
         `SharedMaintenance.publish`."""
-        return int(self._child.ask({"op": "publish", "roots": _roots_json(roots), "peers": asdict(peers)})["segment"])
+        request = {"op": "publish", "roots": _roots_json(roots), "peers": asdict(peers), "now": time.time()}
+        return int(self._child.ask(request)["segment"])
 
-    def merge(self, peers: ToldOfPeers) -> None:
-        """In a fleet: take over what the other nodes have stored."""
-        self._child.ask({"op": "merge", "peers": asdict(peers)})
+    def merge(self, peers: ToldOfPeers, *, ahead: bool = False) -> None:
+        """In a fleet: take over what the other nodes have stored. `ahead`: see `SharedMaintenance.merge`."""
+        self._child.ask({"op": "merge", "peers": asdict(peers), "ahead": ahead})
 
     def hurry(self, *, waited_for: bool) -> None:
         """Work at the daemon's own priority while a caller waits, else at low priority."""
@@ -264,7 +274,7 @@ class ArchiverService:
             self._maintenance.collect(
                 _roots(request["roots"]),
                 grace_s=request["grace_s"],
-                now=time.time(),
+                now=request["now"],
                 dry_run=request["dry_run"],
                 progress=progress,
                 wanted=wanted,
@@ -300,13 +310,8 @@ class SharedArchiverService(ArchiverService):
         return super().__call__(request, progress)
 
     def _do_publish(self, request: dict[str, Any], _: Progress) -> dict[str, Any]:
-        return {"segment": self._shared.publish(_roots(request["roots"]), now=time.time())}
+        return {"segment": self._shared.publish(_roots(request["roots"]), now=request["now"])}
 
-    def _do_merge(self, _request: dict[str, Any], _: Progress) -> dict[str, Any]:
-        self._shared.merge()
+    def _do_merge(self, request: dict[str, Any], _: Progress) -> dict[str, Any]:
+        self._shared.merge(ahead=request["ahead"])
         return {}
-
-    def _do_prune(self, _request: dict[str, Any], progress: Progress) -> dict[str, Any]:
-        """A node knows what it needs itself, and not what the others do, so it collects nothing."""
-        progress("a node of a fleet collects nothing: what is given up stays in the bucket")
-        return asdict(Reclaimed(0, self._writer.stored_bytes(), 0, 0, 0))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from snapshotd.engine.context import Context
 from snapshotd.engine.storing.child import EngineChild
@@ -237,6 +237,19 @@ class Cold:
             )
         return self._context.store.open_upper(rebuilt.layer)
 
+    def _rebuild(self, tree: TreeID, below: TreeID) -> tuple[LayerID, dict[str, Any]]:
+        """Write a new layer, once more if only other nodes knew where something is. SnapshotdError, OSError."""
+        caught_up = False
+        while True:
+            made = self._context.store.create()
+            try:
+                return made, self._rebuilder.ask({"op": "rebuild", "tree": tree, "below": below, "layer": made})
+            except SnapshotdError as exc:
+                self._context.store.remove(made)
+                if caught_up or not isinstance(exc, DataLoss | NotFound) or not self._context.ownership.catch_up():
+                    raise
+                caught_up = True
+
     def _write(self, layer: LayerID, served: bool, tree: TreeID, below: TreeID) -> None:
         """Write the layer and publish it. A layer that is `served` stays so on failure. SnapshotdError."""
         store = self._context.store
@@ -244,8 +257,7 @@ class Cold:
         try:
             if served:
                 self._closing.wait(WRITE_DELAY_S)
-            made = store.create()
-            answer = self._rebuilder.ask({"op": "rebuild", "tree": tree, "below": below, "layer": made})
+            made, answer = self._rebuild(tree, below)
             for warning in answer["warnings"]:
                 _log.warning("layer of tree %s: %s", tree, warning)
             store.drop_work(made)

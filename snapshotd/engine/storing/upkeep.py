@@ -9,22 +9,23 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 
 from snapshotd.api.forms import iso_time, path_text
 from snapshotd.api.storage import CheckInfo, DamageInfo, Policy, PrunedInfo, PruneInfo, RepairInfo, UsageInfo
+from snapshotd.catalog.base import Catalog
 from snapshotd.engine.base import ProgressSink
 from snapshotd.engine.context import Context
 from snapshotd.engine.storing import records, retention
 from snapshotd.engine.storing.archive_queue import TAGS_RECORD, Archive
-from snapshotd.engine.storing.archiver import Archiver
+from snapshotd.engine.storing.archiver import Archiver, ToldOfPeers
 from snapshotd.engine.storing.cold import Cold
 from snapshotd.engine.storing.retention import RetentionDecision
 from snapshotd.errors import DataLoss, NotFound
 from snapshotd.failpoints import hit
-from snapshotd.repo.base import CheckResult, Roots
+from snapshotd.repo.base import CheckResult, Reclaimed, Roots
 from snapshotd.terms import number_of
 from snapshotd.types import (
     BlobID,
@@ -42,6 +43,49 @@ READERS = "reader"
 """Owner of a tree that only a reader, or a layer in the course of writing, still needs."""
 
 
+class PruneScope:
+    """The things that a prune has to know besides the daemon's own catalog. This one is of a daemon that is alone; a fleet has the
+    other nodes (engine/node/collecting.py). `catalog`: has every reference to what is stored, but for `more_roots`."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+
+    def refresh(self) -> None:
+        """Bring what is here of other nodes up to what they have given up and removed."""
+
+    def own(self, trajectories: Iterable[Trajectory]) -> Iterable[Trajectory]:
+        """Choose the ones whose snapshots this daemon may give up."""
+        return trajectories
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Around all that a prune changes. Conflict: another node prunes; Unavailable."""
+        yield
+
+    def unneeded(self, snapshots: Sequence[SnapshotID]) -> Collection[SnapshotID]:
+        """Choose the ones of `snapshots` that no other node needs."""
+        return snapshots
+
+    def give_up(self, snapshots: Sequence[SnapshotID]) -> Collection[SnapshotID]:
+        """Let the other nodes know that these have no files any more, within `turn`. Returns those that nobody needs."""
+        return snapshots
+
+    def more_roots(self) -> Roots:
+        """References that `catalog` does not have."""
+        return Roots({}, {}, {})
+
+    def peers(self) -> ToldOfPeers | None:
+        """The other nodes, as the archive process is to know them."""
+        return None
+
+    def tell(self, reclaimed: Reclaimed) -> None:
+        """Let the other nodes know where things are now. Unavailable: they find out by themselves."""
+
+    def still_known(self, removed: Collection[TrajectoryID]) -> Collection[TrajectoryID]:
+        """Choose the ones of `removed` that other nodes have."""
+        return ()
+
+
 class Upkeep:
     """See the module's text. `running`: the snapshots that live sandboxes stand on. `evict`: bring the layers within
     their budget, and say how many bytes that gave up."""
@@ -55,15 +99,15 @@ class Upkeep:
         running: Callable[[], set[SnapshotID]],
         evict: Callable[[], int],
     ) -> None:
-        self._context, self._archive, self._archiver, self._cold, self._pins = (
-            context,
-            archive,
-            archiver,
-            cold,
-            context.pins,
-        )
+        self._scope = PruneScope(context.catalog)
+        self._context, self._archive, self._archiver = context, archive, archiver
+        self._cold, self._pins = cold, context.pins
         self._running, self._evict = running, evict
         self._one_at_a_time = threading.Lock()
+
+    def share(self, scope: PruneScope) -> None:
+        """Prune as a node of a fleet from now on."""
+        self._scope = scope
 
     # -- prune ---------------------------------------------------------------------------------------------------------
 
@@ -82,20 +126,12 @@ class Upkeep:
             decisions = self._decide(policy, only, progress)
             if only is not None and all(decision.keep for decision in decisions):
                 return PruneInfo(dry_run, (), len(decisions), 0, 0, self._context.repo.stored_bytes())
-            if not dry_run:
-                decisions = self._record(decisions)
-            gone = [d for d in decisions if not d.keep]
-            without = {d.snapshot.id for d in gone}
-            progress("collecting what nothing refers to")
-            with (
-                self._archive.paused()
-            ):  # data that are in the repository but not in the catalog yet would count as garbage
-                removed = self._removed()
-                reclaimed = self._archiver.prune(
-                    self._roots(without), self._known(), removed, grace_s=grace_s, dry_run=dry_run, progress=progress
-                )
-                if not dry_run and not reclaimed.packs_unknown:
-                    self._context.catalog.forget_removed(removed)
+            with nullcontext() if dry_run else self._scope.turn():
+                if not dry_run:
+                    decisions = self._record(decisions)
+                gone = [d for d in decisions if not d.keep]
+                progress("collecting what nothing refers to")
+                reclaimed = self._collect({d.snapshot.id for d in gone}, grace_s, progress, dry_run=dry_run)
             lines = tuple(
                 PrunedInfo(s.id, s.trajectory, s.seq, iso_time(s.created_at_ns), reason)
                 for s, reason in ((d.snapshot, d.reason) for d in gone)
@@ -104,6 +140,24 @@ class Upkeep:
             kept = sum(d.keep and d.snapshot.state in (SnapshotState.STORED, SnapshotState.CAPTURED) for d in decisions)
             return PruneInfo(dry_run, lines, kept, reclaimed.freed_bytes, evicted, reclaimed.packs_bytes)
 
+    def _collect(
+        self, without: Iterable[SnapshotID], grace_s: float, progress: ProgressSink, *, dry_run: bool
+    ) -> Reclaimed:
+        catalog, scope = self._context.catalog, self._scope
+        with (
+            self._archive.paused()
+        ):  # data that are in the repository but not in the catalog yet would count as garbage
+            removed, peers = self._removed(), scope.peers()
+            roots = self._roots(scope.catalog, without).joined(scope.more_roots())
+            reclaimed = self._archiver.prune(
+                roots, self._known(), removed, grace_s=grace_s, dry_run=dry_run, progress=progress, peers=peers
+            )
+            if not dry_run:
+                scope.tell(reclaimed)
+            if not dry_run and not reclaimed.packs_unknown:
+                catalog.forget_removed(removed.difference(scope.still_known(removed)))
+        return reclaimed
+
     def _decide(
         self, policy: Policy | None, only: Callable[[Trajectory], bool] | None, progress: ProgressSink
     ) -> list[RetentionDecision]:
@@ -111,7 +165,7 @@ class Upkeep:
             protected = retention.protected(self._context.catalog, self._running() | pinned)
         decisions: list[RetentionDecision] = []
         now = time.time_ns()
-        for trajectory in filter(only, self._context.catalog.trajectories()):
+        for trajectory in self._scope.own(filter(only, self._context.catalog.trajectories())):
             rules = policy or retention.get_policy(self._context.catalog, trajectory.id)
             own = self._context.catalog.snapshots(trajectory.id)
             decisions += retention.plan(own, rules, protected=protected, now_ns=now)
@@ -122,16 +176,23 @@ class Upkeep:
         def size(kept: set[SnapshotID]) -> int:
             without = {d.snapshot.id for d in decisions} - kept
             # Without grace: data too young to go now go with the next prune, and count as gone here.
-            with self._archive.paused():
-                return self._archiver.prune(
-                    self._roots(without), self._known(), self._removed(), grace_s=0, dry_run=True, progress=progress
-                ).packs_bytes
+            return self._collect(without, 0, progress, dry_run=True).packs_bytes
 
-        return retention.trim(decisions, size, limit)
+        return self._keep_needed(retention.trim(decisions, size, limit), self._scope.unneeded)
+
+    @staticmethod
+    def _keep_needed(
+        decisions: list[RetentionDecision], let_go: Callable[[Sequence[SnapshotID]], Collection[SnapshotID]]
+    ) -> list[RetentionDecision]:
+        """Keep what other nodes need. `let_go`: returns what may go."""
+        gone = set(let_go([d.snapshot.id for d in decisions if not d.keep]))
+        why = "another node needs it, or it is not published yet"
+        return [d if d.keep or d.snapshot.id in gone else replace(d, keep=True, reason=why) for d in decisions]
 
     def _record(self, decisions: list[RetentionDecision]) -> list[RetentionDecision]:
         """Make the decisions true in the catalog. Snapshots that came into use since then stay after all."""
         catalog = self._context.catalog
+        decisions = self._keep_needed(decisions, self._scope.give_up)
         with self._pins.frozen() as pinned:
             protected = retention.protected(catalog, self._running() | pinned)
             decisions = [replace(d, keep=d.keep or d.snapshot.id in protected) for d in decisions]
@@ -142,10 +203,9 @@ class Upkeep:
 
     # -- what must stay ------------------------------------------------------------------------------------------------
 
-    def _roots(self, without: Iterable[SnapshotID] = (), *, readers: bool = True) -> Roots:
-        """Everything the catalog refers to, and the trees in use by readers unless `readers` is false; `without` the
+    def _roots(self, catalog: Catalog, without: Iterable[SnapshotID] = (), *, readers: bool = True) -> Roots:
+        """Everything a catalog refers to, and the trees in use by readers unless `readers` is false; `without` the
         files of some snapshots."""
-        catalog = self._context.catalog
         left_out = set(without)
         trees: dict[TreeID, str] = dict.fromkeys(self._pins.trees() | self._cold.trees() if readers else (), READERS)
         contents: dict[BlobID, str] = {}
@@ -166,7 +226,10 @@ class Upkeep:
 
     def _known(self) -> list[SnapshotID]:
         """The snapshots that no pack could bring back: the catalog has their files, or has given them up."""
-        return [one.id for one in self._context.catalog.all_snapshots() if one.state is not SnapshotState.LOST]
+        catalogs = {id(each): each for each in (self._context.catalog, self._scope.catalog)}
+        return [
+            one.id for each in catalogs.values() for one in each.all_snapshots() if one.state is not SnapshotState.LOST
+        ]
 
     def _removed(self) -> set[TrajectoryID]:
         """Trajectories that a pack could bring back against the user's will. One that was imported again is none."""
@@ -177,11 +240,14 @@ class Upkeep:
 
     def check(self, *, read_data: bool, progress: ProgressSink) -> CheckInfo:
         """See `StorageService.check`."""
+        self._scope.refresh()
         with self._one_at_a_time:
             with self._archive.paused():
                 # Without readers: a failed start from a snapshot that is lost by now is one, and nothing could repair
                 # its tree.
-                result = self._archiver.check(self._roots(readers=False), read_data=read_data, progress=progress)
+                result = self._archiver.check(
+                    self._roots(self._context.catalog, readers=False), read_data=read_data, progress=progress
+                )
             report = self._report(result)
         remedy = "`snapshotd daemon --rebuild-catalog` makes it again from the stored snapshots"
         found = [
@@ -256,7 +322,7 @@ class Upkeep:
 
     def _unreadable(self, progress: ProgressSink) -> set[str]:
         """The ids of all trees, contents and records that the catalog needs and that cannot be read in full."""
-        roots = self._roots(readers=False)
+        roots = self._roots(self._context.catalog, readers=False)
         own_names = Roots({t: t for t in roots.trees}, {c: c for c in roots.contents}, {r: r for r in roots.records})
         return set(self._archiver.check(own_names, read_data=True, progress=progress).owners)
 
@@ -270,7 +336,7 @@ class Upkeep:
     def _output_sizes(self) -> dict[BlobID, int]:
         """Sizes of outputs, as far as the index knows them: a repair takes damaged outputs out of it."""
         sizes: dict[BlobID, int] = {}
-        for blob in self._roots(readers=False).contents:
+        for blob in self._roots(self._context.catalog, readers=False).contents:
             with suppress(DataLoss, NotFound):
                 sizes[blob] = self._context.repo.size_bytes(blob)
         return sizes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from snapshotd.errors import Conflict, DataLoss, Unsupported
@@ -61,14 +62,14 @@ class FleetMaintenance(PackMaintenance, SharedMaintenance):
         self._thread = threading.get_ident()
         return opened
 
-    def merge(self) -> None:
-        """Take over what other nodes have published. DataLoss, OSError: what came before is merged."""
-        self._must_look |= self._segments.merge(self._index_of(self.writer()))
+    def merge(self, *, ahead: bool = False) -> None:
+        """See `SharedMaintenance.merge`."""
+        self._must_look |= self._segments.merge(self._index_of(self.writer()), ahead=ahead)
 
     def _merge_missed(self) -> None:
         """A pack is gone: another node may have told where its objects are."""
         if self._thread == threading.get_ident():
-            self.merge()
+            self.merge(ahead=True)
 
     def publish(self, roots: Roots, *, now: float, grace_s: float = GRACE_S) -> int:
         """Flush, and let the fleet know what this node has stored. Returns the number of the node's last segment. The
@@ -118,7 +119,9 @@ class FleetMaintenance(PackMaintenance, SharedMaintenance):
         wanted: Callable[[bytes], bool] = lambda _: False,
     ) -> Reclaimed:
         """See `Maintenance.collect` and `fleet/base.py`. `roots` are those of the whole fleet, read at `now`. Dead objects
-        are condemned now and deleted by a collection after the grace; `freed_bytes` counts it now."""
+        are condemned now and deleted by a collection after the grace; `freed_bytes` counts it now. A grace below `GRACE_S` counts for
+        a dry run alone: other nodes may be about to publish what builds upon garbage."""
+        grace_s = grace_s if dry_run else max(grace_s, GRACE_S)
         writer = self.writer()
         if not dry_run:
             writer.give_up()
@@ -140,7 +143,7 @@ class FleetMaintenance(PackMaintenance, SharedMaintenance):
             self._garbage.remove_tombstones(index, buried, grace_s=grace_s, now=now)
             remove_stale(self._fleet_store.bucket, index)
             writer.reader.forget()
-            return result
+            return replace(result, segment=index.merged(self._fleet_store.node)[0])
         finally:
             self._thread = threading.get_ident()
 

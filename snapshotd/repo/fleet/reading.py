@@ -25,9 +25,10 @@ def prepare(bucket: Store, node: str, index_path: Path, key: bytes) -> None:
 
 
 def open_reader(
-    bucket: Store, node: str, index_path: Path, key: bytes, missed: Callable[[], object] = lambda: None
+    bucket: Store, node: str, index_path: Path, key: bytes, missed: Callable[[], bool] = lambda: False
 ) -> PackReader:
-    """`missed`: see `FleetStore`."""
+    """`missed`: called when an object or a pack is not there, to merge what other nodes have published: then the reader looks
+    again, once."""
 
     def homes() -> FleetIndex | None:
         index = opened[0].open_index() if opened else None
@@ -36,5 +37,5 @@ def open_reader(
 
     opened: list[PackReader] = []
     store = FleetStore(bucket, node, ToldPeers(), homes, missed)
-    opened.append(PackReader(store, index_path, key, index_kind=FleetIndex))
+    opened.append(PackReader(store, index_path, key, index_kind=FleetIndex, missed=missed))
     return opened[0]

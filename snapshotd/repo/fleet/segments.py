@@ -48,11 +48,22 @@ class Segments:
             index.drop_outgoing()
             index.merge(segment, seal_of(there), self._node)
 
-    def merge(self, index: FleetIndex) -> bool:
-        """Take over what other nodes have published. True if some of it takes objects away. DataLoss when a segment is
-        missing, damaged or forged: everything before it is merged."""
+    def merge(self, index: FleetIndex, *, ahead: bool = False) -> bool:
+        """Take over what other nodes have published; with `ahead`, all that is in the bucket. True if some of it takes objects
+        away. DataLoss when a segment is missing, damaged or forged: everything before it is merged."""
         self._finish(index)
-        return any([self._merge_upto(index, node, number) for node, number in sorted(self._peers.segments().items())])
+        upto = dict(self._peers.segments())
+        for node in upto if ahead else ():
+            while self._is_in_bucket(segment_key(node, upto[node] + 1)):
+                upto[node] += 1
+        return any([self._merge_upto(index, node, number) for node, number in sorted(upto.items())])
+
+    def _is_in_bucket(self, key: str) -> bool:
+        try:
+            self._bucket.size_bytes(key)
+        except NotFound:
+            return False
+        return True
 
     def _merge_upto(self, index: FleetIndex, node: str, upto: int) -> bool:
         """Merge a node's segments, before each the segments of others that it builds upon."""

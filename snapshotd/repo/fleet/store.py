@@ -34,8 +34,8 @@ class FleetStore(Store):
         homes: Callable[[], Homes | None],
         missed: Callable[[], object] = lambda: None,
     ) -> None:
-        """`homes`: the index, None while there is none. `missed`: called when a pack of another node is gone, before NotFound is
-        raised: it merges what is new, and the reader looks again."""
+        """`homes`: the index, None while there is none. `missed`: called when a pack is gone, before NotFound is raised: it
+        merges what is new, and the reader looks again."""
         self.bucket, self.node = bucket, node
         self._peers, self._homes, self._missed = peers, homes, missed
 
@@ -53,12 +53,11 @@ class FleetStore(Store):
         self.bucket.put(f"nodes/{self.node}/{key}", parts)
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        home, place = self.place_of(key)
+        _, place = self.place_of(key)
         try:
             return self.bucket.get(place, offset, length)
         except NotFound:
-            if home != self.node:
-                self._missed()
+            self._missed()
             raise
 
     def forget(self, key: str) -> bool:

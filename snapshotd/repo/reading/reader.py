@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from snapshotd.errors import DataLoss, NotFound
@@ -43,10 +43,12 @@ class PackReader(Repository):
         cache_bytes: int = CACHE_BYTES,
         finder: Finder | None = None,
         index_kind: type[Index] = Index,
+        missed: Callable[[], bool] = lambda: False,
     ) -> None:
-        """The store is not closed by `close`. `finder`: a writer's, which knows more than the index. VersionMismatch.
+        """The store is not closed by `close`. `finder`: a writer's, which knows more than the index. `missed`: called when the
+        index lacks an object that is to be read; True: look again. VersionMismatch.
         With a damaged index every read says DataLoss, until it was repaired."""
-        self.store = store
+        self.store, self._missed = store, missed
         self.identity = Identity(key)
         self._plain_cache: Cache[bytes] = Cache(cache_bytes)
         self._tree_cache: Cache[Tree] = Cache(cache_bytes)
@@ -132,8 +134,8 @@ class PackReader(Repository):
         return self.contents.read(raw_id(content, "content"), offset, length)
 
     def find(self, raw: bytes) -> IndexEntry | None:
-        """See `Finder.find_readable`."""
-        return self._finder.find_readable(raw)
+        """See `Finder.find_readable`. Where the index is behind those of other nodes, what it lacks comes first."""
+        return self._finder.find_readable(raw) or (self._finder.find_readable(raw) if self._missed() else None)
 
     def plain(self, raw: bytes, kinds: tuple[ObjectKind, ...] | None = None, keep: bool = True) -> bytes:
         """An object's plain bytes, verified. `kinds`: NotFound for any other. `keep`: remember it and its bases."""
