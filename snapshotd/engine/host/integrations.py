@@ -100,6 +100,14 @@ def require(extra: str) -> None:
         raise Unsupported(f"{problem}: run `{one.install}`")
 
 
+def require_at_import(extra: str) -> None:
+    """As `require`, for the first line of an integration's module: ImportError, as for any module that cannot be imported."""
+    try:
+        require(extra)
+    except Unsupported as exc:
+        raise ImportError(exc.message) from None
+
+
 def _lacking(package: str, seen: set[str]) -> str | None:
     """A package that this one needs, itself or by another one, on every machine, and that is not installed."""
     for text in importlib.metadata.requires(package) or ():
