@@ -34,7 +34,11 @@ def test_another_version_is_one_sentence(extra: str, age: str, tmp_path: Path) -
         [sys.executable, "-m", "snapshotd", *COMMANDS[extra]]
         if extra in COMMANDS
         else [sys.executable, "-c", f"import {one.module}"],
-        env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "SNAPSHOTD_STATE_DIR": str(tmp_path / "state"), "PATH": "/usr/bin:/bin"},
+        env={
+            "PYTHONPATH": f"{tmp_path}:{ROOT}",
+            "SNAPSHOTD_STATE_DIR": str(tmp_path / "state"),
+            "PATH": "/usr/bin:/bin",
+        },
         capture_output=True,
         text=True,
         timeout=60,
