@@ -33,7 +33,7 @@ def test_another_version_is_one_sentence(extra: str, age: str, tmp_path: Path) -
     done = subprocess.run(
         [sys.executable, "-m", "snapshotd", *COMMANDS[extra]]
         if extra in COMMANDS
-        else [sys.executable, "-c", f"import {one.module}"],
+        else [sys.executable, "-c", f"import snapshotd.integrations.{extra.replace('-', '_')}"],
         env={
             "PYTHONPATH": f"{tmp_path}:{ROOT}",
             "SNAPSHOTD_STATE_DIR": str(tmp_path / "state"),
