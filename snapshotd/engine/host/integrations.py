@@ -36,7 +36,7 @@ class Integration:
             return None
 
     def misfit(self) -> str | None:
-        """What is wrong with the version of its package; None: it fits."""
+        """A fault of its package's version, or that it has none; None: it fits."""
         version = self.version()
         if version is None:
             return f"{self.package} is not installed"
