@@ -16,12 +16,17 @@ COMMANDS = {"mcp": ["mcp"], "e2b": ["serve", "--e2b"]}
 """Servers have no module for programs: a command starts them."""
 
 
+def _module(extra: str) -> Path:
+    """The folder of an integration. Ray has none: it is a way of the client (snapshotd/client/fleet/ray.py)."""
+    return ROOT / "snapshotd" / "integrations" / extra.replace("-", "_")
+
+
 def _beside(numbers: tuple[int, ...], step: int) -> str:
     return ".".join(map(str, (*numbers[:-1], max(0, numbers[-1] + step))))
 
 
 @pytest.mark.parametrize("age", ["old", "new"])
-@pytest.mark.parametrize("extra", INTEGRATIONS)
+@pytest.mark.parametrize("extra", [one for one in INTEGRATIONS if _module(one).is_dir()])
 def test_another_version_is_one_sentence(extra: str, age: str, tmp_path: Path) -> None:
     one = INTEGRATIONS[extra]
     version = _beside(one.least, -1) if age == "old" else _beside(one.below, 0)
@@ -33,7 +38,7 @@ def test_another_version_is_one_sentence(extra: str, age: str, tmp_path: Path) -
     done = subprocess.run(
         [sys.executable, "-m", "snapshotd", *COMMANDS[extra]]
         if extra in COMMANDS
-        else [sys.executable, "-c", f"import snapshotd.integrations.{extra.replace('-', '_')}"],
+        else [sys.executable, "-c", f"import snapshotd.integrations.{_module(extra).name}"],
         env={
             "PYTHONPATH": f"{tmp_path}:{ROOT}",
             "SNAPSHOTD_STATE_DIR": str(tmp_path / "state"),
