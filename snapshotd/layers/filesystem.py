@@ -49,6 +49,7 @@ def prepare(state_dir: Path) -> LayerStore:
                 return opened("reflink")
             if not _is_unused(directory) or useful.loop_devices() is not None or not _make_image(image):
                 return opened("plain")
+        os.chmod(image, 0o600)  # it has all files of all sandboxes; one of an earlier version may be open to all
         try:
             _mount_image(image, directory)
         except Unsupported as exc:
@@ -72,7 +73,8 @@ def _is_unused(directory: Path) -> bool:
 def _make_image(image: Path) -> bool:
     temporary = image.with_suffix(".tmp")
     try:
-        with open(temporary, "wb") as f:
+        temporary.unlink(missing_ok=True)
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as f:
             free = os.fstatvfs(f.fileno())
             room = int(free.f_bavail * free.f_frsize * IMAGE_SHARE)
             os.truncate(f.fileno(), min(max(room, MIN_IMAGE_BYTES), MAX_IMAGE_BYTES))

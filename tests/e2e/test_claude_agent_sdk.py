@@ -21,7 +21,7 @@ from tests.e2e.support import Snap
 
 PINS = ("claude-agent-sdk==0.2.189",)
 PROGRAM = Path(__file__).with_name("programs") / "claude_sdk_agent.py"
-pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("plugged"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("plugged"), pytest.mark.timeout(300, func_only=True)]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,7 +14,7 @@ from tests.e2e.plug_rig import packages, run_program, run_suite
 from tests.e2e.support import Snap
 
 PINS = ("langchain-tests==1.1.9", "deepagents==0.7.32", "langgraph==1.2.24")
-pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("plugged"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("plugged"), pytest.mark.timeout(300, func_only=True)]
 UPSTREAM = {
     # deepagents 0.7.32 answers absolute paths, where the suite 1.1.9 still wants relative ones
     "test_glob",

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,6 +127,20 @@ def test_a_head_that_does_not_come_is_not_waited_for(server: Served, sdk: Any) -
         with connection:
             _drain(connection, begun)
     assert sdk.Sandbox.list().next_items() is not None
+
+
+def test_without_isolation_nothing_is_made_that_would_reach_everything(tmp_path: Path) -> None:
+    import e2b
+
+    plain = Snap(tmp_path / "state")
+    plain = Snap(plain.state_dir, {**plain.env, "SNAPSHOTD_MODE": "folder"})
+    hosts = {"allow_out": ["pypi.org"], "deny_out": ["0.0.0.0/0"]}
+    with served(plain, tmp_path, "--network", "none") as server, environment(server.env):
+        for wanted in ({"allow_internet_access": False}, {"network": hosts}, {}):
+            with pytest.raises(e2b.SandboxException, match=r"501: the network .* needs a sandbox with isolation"):
+                e2b.Sandbox.create(**wanted)
+    assert plain.json("ls") == []
+    plain("daemon", "--stop")
 
 
 @pytest.mark.long  # test_serving.py shows it with a small server

@@ -13,7 +13,7 @@ from tests.e2e.plug_rig import packages, run_program, run_suite
 from tests.e2e.support import Snap
 
 PINS = ("inspect-ai==0.3.285", "pytest-asyncio==1.5.0", "pytest==9.2.0")
-pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("plugged"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("plugged"), pytest.mark.timeout(300, func_only=True)]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tests.e2e.support import Snap, processes_with, wait_until
 
 PINS = ("mini-swe-agent==2.4.6",)
 PROGRAMS = Path(__file__).with_name("programs")
-pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("plugged"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("plugged"), pytest.mark.timeout(300, func_only=True)]
 
 
 @pytest.fixture(scope="module")

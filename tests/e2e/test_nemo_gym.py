@@ -20,7 +20,7 @@ from tests.kept import CACHE, cached
 
 PIN = "nemo-gym==0.4.0"
 PROGRAM = Path(__file__).with_name("programs") / "gym_rollout.py"
-pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("plugged"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("plugged"), pytest.mark.timeout(300, func_only=True)]
 
 
 @pytest.fixture(scope="module")

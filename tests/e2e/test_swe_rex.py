@@ -20,7 +20,7 @@ from tests.kept import cached
 VERSION = "1.4.0"
 PINS = (f"swe-rex=={VERSION}", "aiohttp==3.14.5", "pytest-asyncio==1.5.0", "pytest==9.2.0")
 QUIET = {"SWE_REX_LOG_STREAM_LEVEL": "ERROR"}  # it logs to standard output
-pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("plugged"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("plugged"), pytest.mark.timeout(300, func_only=True)]
 NOT_OURS = {
     # it wants the shell to say `Killed` of a pager that an interrupt ends, which here has been ended when its time was over
     "test_interrupt_pager"

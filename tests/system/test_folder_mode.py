@@ -155,6 +155,7 @@ print(ANSWER, os.getcwd().endswith("/workspace"), os.environ["HOME"] == os.envir
     [
         (("--network", "none"), "the network none"),
         (("--network", "bridge"), "the network bridge"),
+        (("--network", "allow:pypi.org"), "the network allow:pypi.org"),
         (("--memory", "2g"), "a limit"),
         (("--pids", "64"), "a limit"),
         (("--disk", "1g"), "a limit"),

@@ -82,6 +82,15 @@ def test_a_device_that_still_holds_the_image_is_used_again(state: Path) -> None:
 
 
 @in_own_mount_namespace
+def test_nobody_else_reads_the_image(state: Path) -> None:
+    """It has all files of all sandboxes, and a state directory that its owner made may be open to others."""
+    image = state / "layers.img"
+    for _ in range(2):
+        prepare_in_bare_dev(state, "once")
+        assert image.stat().st_mode & 0o777 == 0o600
+        image.chmod(0o644)
+
+
 def test_a_device_that_became_another_files_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look at a device and its mount it may be detached, and attached to the image of another daemon."""
     require("root", "xfs")

@@ -52,6 +52,7 @@ FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("client", "fleet"): ("base", "opening", "places"),  # which nodes there are, and which of them gets a fork
     ("client", "trees"): ("git", "three_way"),  # the rules of a merge, for a folder of the user
     ("client", "store"): ("base", "open"),  # a cache of bundles has the address of a store
+    ("integrations", "engine"): ("host.integrations",),  # the version of the package that each is for
     ("integrations", "sqlite"): ("Database", "Form", "Row", "Value", "create", "creating"),  # files without a daemon
     ("integrations", "serving"): ("HttpServer", "listen_on"),  # servers of their own, beside the daemon's
     ("page", "serving"): ("BoundedProtocol", "HEAD_S", "HttpServer", "listen_on"),

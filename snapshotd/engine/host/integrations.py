@@ -35,13 +35,19 @@ class Integration:
         except importlib.metadata.PackageNotFoundError:
             return None
 
-    def problem(self) -> str | None:
-        """Why it cannot be used, as far as that is known without loading it."""
+    def misfit(self) -> str | None:
+        """A fault of its package's version, or that it has none; None: it fits."""
         version = self.version()
         if version is None:
             return f"{self.package} is not installed"
         if not self.least <= _numbers(version) < self.below:
             return f"{self.package} is {version}, but {_text(self.least)} or newer below {_text(self.below)} is needed"
+        return None
+
+    def problem(self) -> str | None:
+        """Why it cannot be used, as far as that is known without loading it."""
+        if (misfit := self.misfit()) is not None:
+            return misfit
         lacking = _lacking(self.package, set())
         return None if lacking is None else f"{self.package} needs {lacking}, which is not installed"
 
@@ -96,8 +102,16 @@ INTEGRATIONS = {
 def require(extra: str) -> None:
     """Unsupported, with the command that installs it: the package of this integration is missing, too old or too new."""
     one = INTEGRATIONS[extra]
-    if (problem := one.problem()) is not None:
-        raise Unsupported(f"{problem}: run `{one.install}`")
+    if (misfit := one.misfit()) is not None:
+        raise Unsupported(f"{misfit}: run `{one.install}`")
+
+
+def require_at_import(extra: str) -> None:
+    """As `require`, for the first line of an integration's module: ImportError, as for any module that cannot be imported."""
+    try:
+        require(extra)
+    except Unsupported as exc:
+        raise ImportError(exc.message) from None
 
 
 def _lacking(package: str, seen: set[str]) -> str | None:

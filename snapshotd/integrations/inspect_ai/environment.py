@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, overload
 
 from inspect_ai.log import transcript
@@ -65,14 +65,17 @@ class SnapshotdEnvironment(SandboxEnvironment):
         )
         name = f"{PREFIX}{re.sub(r'[^A-Za-z0-9_.-]+', '-', task_name)[:40]}-{uuid.uuid4().hex[:12]}"
         client = AsyncSnapshotd()
-        if chosen.snapshot is not None:
-            forked = await client.fork(chosen.snapshot, name=name, idle_timeout=0)
-            box = AsyncSandbox(client, forked.trajectories[0])
-        else:
-            more: dict[str, Any] = {} if chosen.network is None else {"network": chosen.network}
-            box = await AsyncSandbox.create(
-                client=client, name=name, image=chosen.image, runtime=chosen.runtime, env=chosen.env, **more
-            )
+        try:
+            if chosen.snapshot is not None:
+                forked = await client.fork(chosen.snapshot, name=name, idle_timeout=0)
+                box = AsyncSandbox(client, forked.trajectories[0])
+            else:
+                more: dict[str, Any] = {} if chosen.network is None else {"network": chosen.network}
+                box = await AsyncSandbox.create(
+                    client=client, name=name, image=chosen.image, runtime=chosen.runtime, env=chosen.env, **more
+                )
+        except SnapshotdError as exc:
+            raise SandboxUnavailableError(exc.message) from exc
         made = cls(box, chosen)
         made._tell("start", (await box.head()).id)
         return {"default": made}
@@ -86,7 +89,8 @@ class SnapshotdEnvironment(SandboxEnvironment):
         interrupted: bool,
     ) -> None:
         for environment in environments.values():
-            await environment.as_type(cls).box.stop()
+            with suppress(NotFound):  # it was removed meanwhile
+                await environment.as_type(cls).box.stop()
 
     @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:  # noqa: A002 - Inspect's name
@@ -150,7 +154,10 @@ class SnapshotdEnvironment(SandboxEnvironment):
                 pass
             else:
                 _check(file, info.kind, info.mode, _WRITABLE)
-            done = await self.box.files.write(file, contents, user=self._config.user)
+            try:
+                done = await self.box.files.write(file, contents, user=self._config.user)
+            except NotFound as exc:  # the directories are made, so it is the sandbox that is gone
+                raise SandboxUnavailableError(f"{file}: {exc.message}") from exc
         self._tell("write_file", done.snapshot.id)
 
     @overload

@@ -25,6 +25,15 @@ engine = open_small(beside / "state", Footing(places, Mode.FOLDER))
 engine.life.close()
 fleet = ("psycopg", "boto3", "botocore", "ray", "snapshotd.fleet", "snapshotd.engine.node", "snapshotd.repo.fleet")
 print([one for one in sys.modules if one in fleet or one.startswith("snapshotd.fleet.")])
+
+import snapshotd.cli.main
+from snapshotd.client import *
+
+framework = (
+    "agents", "claude_agent_sdk", "deepagents", "e2b", "inspect_ai", "langchain_core", "langgraph", "mcp", "minisweagent", "nemo_gym",
+    "openai", "opentelemetry.sdk", "swerex",
+)
+print([one for one in sys.modules if one in framework or one.startswith("snapshotd.integrations.")])
 """
 _PROGRAM = """
 import gc
@@ -51,9 +60,9 @@ def test_modules_are_imported_without_a_look_for_garbage() -> None:
     assert int(looks) > 10
 
 
-def test_a_daemon_that_is_alone_loads_nothing_of_a_fleet(short_dir: Path) -> None:
-    """Its engine was opened and closed."""
+def test_neither_daemon_client_nor_command_line_loads_a_framework_or_a_daemon_alone_a_fleet(short_dir: Path) -> None:
+    """The daemon's engine was opened and closed."""
     program = [sys.executable, "-c", _ALONE, str(SMALL_DAEMON.parents[1]), str(short_dir)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SNAPSHOTD_")}
     done = subprocess.run(program, capture_output=True, text=True, timeout=60, env=environment)
-    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+    assert (done.stdout, done.returncode) == ("[]\n[]\n", 0), done.stderr

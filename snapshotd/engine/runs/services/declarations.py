@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -130,6 +131,12 @@ def _read_file(sandbox: Sandbox) -> bytes | None:
             held = files.open_in_root(root, PLACE, os.O_PATH | os.O_NOFOLLOW)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as exc:
+            if exc.errno not in (errno.EXDEV, errno.ELOOP):
+                raise
+            raise UsageError(
+                f"{_PATH} lies behind a link that cannot be followed among the sandbox's files; remove the link in the sandbox"
+            ) from exc
         try:
             if not stat.S_ISREG(os.fstat(held).st_mode):
                 raise UsageError(f"{_PATH} is no regular file; remove it in the sandbox")
