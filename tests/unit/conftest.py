@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.engine.host import integrations
 from tests.unit.daemon.process import Daemon, start
 
 
@@ -25,6 +26,14 @@ def daemon(request: pytest.FixtureRequest, short_dir: Path) -> Iterator[Daemon]:
     running = getattr(request.module, "start_daemon", start)(short_dir / "state", short_dir / "s.sock")
     yield running
     running.close()
+
+
+@pytest.fixture
+def no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`doctor` loads every integration that is installed, 4 s of CPU: engine/test_integrations.py does so once. Here it
+    finds those that are not."""
+    tried = integrations.tried
+    monkeypatch.setattr(integrations, "tried", lambda found: tried([one for one in found if one.version() is None]))
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,8 @@ class Check:
 def diagnose(state_dir: Path) -> list[Check]:
     """Check everything, most important first. `state_dir` need not exist: then its nearest parent is checked.
 
-    Real probes (the system call is made), under a second together; nothing is left behind and nothing is changed.
+    Real probes (the system call is made), under a second together, and as long as it takes to load the integrations that are
+    installed; nothing is left behind and nothing is changed.
     """
     place = _existing(state_dir)
     machine = [_privileges(), _sockets(), *_host(place)]
@@ -393,16 +394,16 @@ def _whose_change() -> Check:
 
 
 def _integrations() -> list[Check]:
-    """One line for each integration: installed, in a version that fits, and whole; one that is not installed is no fault."""
+    """One line for each integration: installed, in a version that fits, and loaded; one that is not installed is no fault."""
     checks = []
-    for one in integrations.INTEGRATIONS.values():
-        version, problem, name = one.version(), one.problem(), f"integration {one.extra}"
+    for one, failure in integrations.tried(list(integrations.INTEGRATIONS.values())):
+        version, name = one.version(), f"integration {one.extra}"
         if version is None:
             checks.append(Check(name, True, f"not installed; `{one.install}` adds {one.purpose}"))
-        elif problem is None:
-            checks.append(Check(name, True, f"{one.package} {version} fits: {one.purpose}"))
+        elif failure is None:
+            checks.append(Check(name, True, f"{one.package} {version} works: {one.purpose}"))
         else:
-            checks.append(Check(name, None, f"{problem}; it is for {one.purpose}", one.install))
+            checks.append(Check(name, None, f"{failure}; it is for {one.purpose}", one.install))
     return checks
 
 

@@ -1,27 +1,30 @@
 """The integrations that come with snapshotd, each with the package that it is for: is that installed, in a version that it
-knows, with all that it needs? One row of `INTEGRATIONS` adds another. Nothing is loaded for that, which would be 0.1 to 2 s
-of CPU for each."""
+knows, and does it work? One row of `INTEGRATIONS` adds another."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import re
+import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from snapshotd.errors import Unsupported
 
-_NAME = re.compile(r"[\w.-]+")
+_TRY_S = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Integration:
     """`extra`: of snapshotd, which is also its name. `package`: the one that it is for, from version `least` on, and below
-    `below`. `purpose`: what a user gets."""
+    `below`. `module`: ours; that it can be imported is the proof. `purpose`: what a user gets."""
 
     extra: str
     package: str
     least: tuple[int, ...]
     below: tuple[int, ...]
+    module: str
     purpose: str
 
     @property
@@ -35,21 +38,14 @@ class Integration:
         except importlib.metadata.PackageNotFoundError:
             return None
 
-    def misfit(self) -> str | None:
-        """A fault of its package's version, or that it has none; None: it fits."""
+    def problem(self) -> str | None:
+        """Why it cannot be used, as far as that is known without importing anything."""
         version = self.version()
         if version is None:
             return f"{self.package} is not installed"
         if not self.least <= _numbers(version) < self.below:
             return f"{self.package} is {version}, but {_text(self.least)} or newer below {_text(self.below)} is needed"
         return None
-
-    def problem(self) -> str | None:
-        """Why it cannot be used, as far as that is known without loading it."""
-        if (misfit := self.misfit()) is not None:
-            return misfit
-        lacking = _lacking(self.package, set())
-        return None if lacking is None else f"{self.package} needs {lacking}, which is not installed"
 
 
 INTEGRATIONS = {
@@ -60,40 +56,96 @@ INTEGRATIONS = {
             "claude-agent-sdk",
             (0, 2, 180),
             (0, 3),
+            "snapshotd.integrations.claude_agent",
             "sessions of the Claude Agent SDK, bound to the files of their folder",
         ),
         Integration(
-            "deepagents", "deepagents", (0, 7, 32), (0, 8), "a sandbox for DeepAgents that goes back with its thread"
+            "deepagents",
+            "deepagents",
+            (0, 7, 32),
+            (0, 8),
+            "snapshotd.integrations.deepagents",
+            "a sandbox for DeepAgents that goes back with its thread",
         ),
         Integration(
-            "inspect-ai", "inspect-ai", (0, 3, 285), (0, 4), "sandboxes for Inspect AI, whose logs name snapshots"
+            "inspect-ai",
+            "inspect-ai",
+            (0, 3, 285),
+            (0, 4),
+            "snapshotd.integrations.inspect_ai",
+            "sandboxes for Inspect AI, whose logs name snapshots",
         ),
-        Integration("langgraph", "langgraph", (1, 2), (2,), "a saver and a store for LangGraph"),
+        Integration(
+            "langgraph",
+            "langgraph",
+            (1, 2),
+            (2,),
+            "snapshotd.integrations.langgraph",
+            "a saver and a store for LangGraph",
+        ),
         Integration(
             "e2b",
             "python-multipart",
             (0, 0, 20),
             (1,),
+            "snapshotd.integrations.e2b.server",
             "`snapshotd serve --e2b`, for E2B's SDKs and what is built on them",
         ),
-        Integration("mcp", "mcp", (2, 3), (3,), "`snapshotd mcp`, for agents that speak MCP"),
+        Integration(
+            "mcp",
+            "mcp",
+            (2, 3),
+            (3,),
+            "snapshotd.integrations.mcp.server",
+            "`snapshotd mcp`, for agents that speak MCP",
+        ),
         Integration(
             "mini-swe-agent",
             "mini-swe-agent",
             (2, 4, 6),
             (2, 5),
+            "snapshotd.integrations.mini_swe_agent",
             "sandboxes for mini-swe-agent, whose trajectories name snapshots",
         ),
         Integration(
-            "nemo-gym", "nemo-gym", (0, 4), (0, 5), "sandboxes for NeMo Gym, cloned and restored under a fence"
+            "nemo-gym",
+            "nemo-gym",
+            (0, 4),
+            (0, 5),
+            "snapshotd.integrations.nemo_gym",
+            "sandboxes for NeMo Gym, cloned and restored under a fence",
         ),
         Integration(
-            "openai-agents", "openai-agents", (0, 24), (0, 25), "sandboxes and sessions for the OpenAI Agents SDK"
+            "openai-agents",
+            "openai-agents",
+            (0, 24),
+            (0, 25),
+            "snapshotd.integrations.openai_agents",
+            "sandboxes and sessions for the OpenAI Agents SDK",
         ),
-        Integration("otel", "opentelemetry-sdk", (1, 40), (2,), "spans of steps and model calls for OpenTelemetry"),
-        Integration("ray", "ray", (2, 60), (3,), "functions beside their branches in a Ray cluster (docs/fleet.md)"),
         Integration(
-            "swe-rex", "swe-rex", (1, 4), (1, 5), "a deployment for SWE-ReX, whose observations name snapshots"
+            "ray",
+            "ray",
+            (2, 60),
+            (3,),
+            "snapshotd.client.fleet.ray",
+            "functions beside their branches in a Ray cluster (docs/fleet.md)",
+        ),
+        Integration(
+            "otel",
+            "opentelemetry-sdk",
+            (1, 40),
+            (2,),
+            "snapshotd.integrations.otel",
+            "spans of steps and model calls for OpenTelemetry",
+        ),
+        Integration(
+            "swe-rex",
+            "swe-rex",
+            (1, 4),
+            (1, 5),
+            "snapshotd.integrations.swe_rex",
+            "a deployment for SWE-ReX, whose observations name snapshots",
         ),
     )
 }
@@ -102,8 +154,8 @@ INTEGRATIONS = {
 def require(extra: str) -> None:
     """Unsupported, with the command that installs it: the package of this integration is missing, too old or too new."""
     one = INTEGRATIONS[extra]
-    if (misfit := one.misfit()) is not None:
-        raise Unsupported(f"{misfit}: run `{one.install}`")
+    if (problem := one.problem()) is not None:
+        raise Unsupported(f"{problem}: run `{one.install}`")
 
 
 def require_at_import(extra: str) -> None:
@@ -114,20 +166,38 @@ def require_at_import(extra: str) -> None:
         raise ImportError(exc.message) from None
 
 
-def _lacking(package: str, seen: set[str]) -> str | None:
-    """A package that this one needs, itself or by another one, on every machine, and that is not installed."""
-    for text in importlib.metadata.requires(package) or ():
-        name = _NAME.match(text)
-        if name is None or ";" in text or name[0] in seen:  # behind the semicolon: an extra, a system, a Python
-            continue
-        seen.add(name[0])
+class Trial:
+    """Imports an integration in a process of its own, so that a broken package harms nobody, and several at once."""
+
+    def __init__(self, one: Integration) -> None:
+        """It has begun."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"import {one.module}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+
+    def failure(self) -> str | None:
+        """Why it did not work; None: it does. Waits for its end."""
         try:
-            lacking = _lacking(name[0], seen)
-        except importlib.metadata.PackageNotFoundError:
-            lacking = name[0]
-        if lacking is not None:
-            return lacking
-    return None
+            _, said = self._process.communicate(timeout=_TRY_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            return f"it was not loaded within {_TRY_S} s"
+        return None if self._process.returncode == 0 else (said.strip().splitlines() or ["it ended without a word"])[-1]
+
+
+def tried(found: Sequence[Integration]) -> list[tuple[Integration, str | None]]:
+    """Each with the reason why it does not work, if it is installed; None: it works, or is not installed."""
+    trials = [(one, None if one.problem() is not None else Trial(one)) for one in found]
+    return [
+        (one, trial.failure() if trial is not None else None if one.version() is None else one.problem())
+        for one, trial in trials
+    ]
 
 
 def _numbers(version: str) -> tuple[int, ...]:

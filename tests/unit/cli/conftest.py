@@ -33,7 +33,7 @@ Cli = Callable[..., Ran]
 
 
 @pytest.fixture(autouse=True)
-def _never_a_real_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _never_a_real_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_trials: None) -> None:
     """Whatever goes wrong in a test, it must not start the machine's daemon when it runs as root."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("SNAPSHOTD_STATE_DIR", str(tmp_path / "no-state"))

@@ -20,6 +20,7 @@ from snapshotd.kernel.abilities import Abilities
 from snapshotd.kernel.mounts import LayerNaming
 from snapshotd.kernel.probes import useful
 
+pytestmark = pytest.mark.usefixtures("no_trials")
 REPOSITORY = Path(system_packages.__file__).parents[3]
 
 
