@@ -319,7 +319,8 @@ ELSEWHERE = (
     "repo.fleet.",
 )
 """Failpoints of the history of a node of a fleet: tests/crash/test_fleet_history.py, and of its
-garbage: tests/crash/test_fleet_collection.py; of the agent's mind: tests/e2e/test_kills.py, tests/e2e/test_survive.py, tests/crash/test_mind_kill.py; of
+garbage: tests/crash/test_fleet_collection.py;
+of the agent's mind: tests/e2e/test_kills.py, tests/e2e/test_survive.py, tests/crash/test_mind_kill.py; of
 background commands: tests/e2e/test_background.py; of reuse: tests/e2e/test_reuse.py; of folders: tests/e2e/test_hooks.py;
 of services: tests/e2e/test_services.py; of the index of texts: tests/crash/test_find_kill.py;
 of experiments: tests/e2e/test_experiment.py;
