@@ -34,6 +34,9 @@ _NEEDED = ("snapshotd[fuse]", "pytest", "pytest-timeout", "pytest-docker", "pyte
 """Distributions that the guest gets from this process's Python, with what they need."""
 _ROOM_BYTES = 4 << 30
 _BOOT_S = 60
+_BOOTS = 3
+"""The emulator now and then runs a half-patched instruction of a kernel that boots, on its other processor: that panics, before
+anything of ours has begun."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +63,21 @@ def run(kernel: str, script: str, *, timeout_s: float, files: Mapping[str, Path]
         command += ["-initrd", str(initial), "-append", "console=ttyS0 quiet loglevel=3 panic=-1 mitigations=off"]
         command += ["-drive", f"file={image},format=raw,if=virtio,snapshot=on"]
         command += ["-drive", f"file={given},format=raw,if=virtio,readonly=on"]
-        try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=timeout_s + _BOOT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as exc:
-            raise AssertionError(f"the guest did not end:\n{(exc.stdout or b'').decode(errors='replace')}") from exc
-    said = done.stdout.decode(errors="replace").replace("\r\n", "\n")
+        for _ in range(_BOOTS):
+            try:
+                done = subprocess.run(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    timeout=timeout_s + _BOOT_S,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired as exc:
+                raise AssertionError(f"the guest did not end:\n{(exc.stdout or b'').decode(errors='replace')}") from exc
+            said = done.stdout.decode(errors="replace").replace("\r\n", "\n")
+            if "\nGUEST BEGINS\n" in said:
+                break
     found = re.search(r"^GUEST ENDS (\d+)$", said, re.MULTILINE)
     return Ended(said, int(found[1]) if found else None)
 
@@ -210,6 +216,7 @@ mkdir -p /dev/pts /dev/shm
 mount -t devpts devpts /dev/pts; for d in /dev/shm /run /tmp; do mount -t tmpfs tmpfs $d; done
 mount -t cgroup2 none /sys/fs/cgroup
 hostname guest; cd /project
+echo; echo "GUEST BEGINS"
 sh /guest-script; status=$?
 echo; echo "GUEST ENDS $status"
 sync; echo o > /proc/sysrq-trigger; sleep 60
