@@ -235,10 +235,10 @@ def test_a_full_target(base: Path) -> None:
         repository = MemoryRepository()
         tree = save(repository, {b"d%d" % n: {b"f%d" % m: os.urandom(5000) for m in range(40)} for n in range(40)})
         (place / "target").mkdir()
-        before = sorted(os.listdir("/proc/self/fd"))
+        before = set(os.listdir("/proc/self/fd"))
         with StoredView(repository, tree) as view, pytest.raises(OutOfSpace, match="cannot restore 'd"):
             write(view, place / "target", whiteouts=False)
-        assert sorted(os.listdir("/proc/self/fd")) == before
+        assert set(os.listdir("/proc/self/fd")) <= before, "what earlier tests left may close meanwhile"
         shutil.rmtree(place / "target")
     finally:
         subprocess.run(["umount", place], check=True, timeout=60)

@@ -50,7 +50,7 @@ def _again(rig: Rig) -> RuncRuntime:
 def test_root_inside_is_nobody_outside(rig: Rig) -> None:
     with rig.container() as container:
         process = rig.start(container, "sleep", "1000")
-        status = Path(f"/proc/{process.pid}/status").readtext_of()
+        status = Path(f"/proc/{process.pid}/status").read_text()
         assert f"Uid:\t{rigs.ID_MAP.base}\t" in status
         rig.shell(container, "echo x > /root/file; chown 5:6 /root/file")
         made = os.stat(rig.work / "layers" / container.id / "upper/root/file")
@@ -125,10 +125,10 @@ def test_a_restarted_daemon_finds_and_removes_everything(rig: Rig, recorded: boo
     rig.give_root(container)
     process = rig.start(container, "sleep", "1000")
     record = rig.work / "runc/bundles" / container.id / "slirp.pid"
-    slirp = int(record.readtext_of().split()[0])
+    slirp = int(record.read_text().split()[0])
     if not recorded:
         record.unlink()  # the daemon died right after it had started it
-    assert Path(f"/proc/{slirp}/comm").readtext_of() == "slirp4netns\n"
+    assert Path(f"/proc/{slirp}/comm").read_text() == "slirp4netns\n"
     again = _again(rig)
     assert again.list() == [container.id]
     again.destroy(container.id)
@@ -197,13 +197,13 @@ def test_another_process_with_the_inits_number_is_not_attached(rig: Rig) -> None
     with rig.container() as container, rig.container() as other:
         process = rig.start(container, "sleep", "1000")
         record = rig.work / "runc/state" / container.id / "state.json"
-        right, again = record.readtext_of(), _again(rig)
+        right, again = record.read_text(), _again(rig)
         for pid in (os.getpid(), 1, process.pid, other.pid, 2**22 + 1, 0, -1):
-            record.writetext_of(json.dumps({**json.loads(right), "init_process_pid": pid}))
+            record.write_text(json.dumps({**json.loads(right), "init_process_pid": pid}))
             assert again.attach(container.id) is None, pid
-        record.writetext_of("")
+        record.write_text("")
         assert again.attach(container.id) is None
-        record.writetext_of(right)
+        record.write_text(right)
         assert again.attach(container.id) == container
         process.kill()
         os.close(process.stdout_fd)
@@ -225,13 +225,13 @@ def test_half_made_containers_are_listed_and_removed(rig: Rig) -> None:
     only_bundle, only_state, only_cgroup = (ContainerID(new_id()) for _ in range(3))
     (run_dir / "bundles" / only_bundle).mkdir()
     (run_dir / "state" / only_state).mkdir()
-    (run_dir / "state" / only_state / "state.json").writetext_of("{broken")
+    (run_dir / "state" / only_state / "state.json").write_text("{broken")
     runtime = rig.runtime
     assert isinstance(runtime, RuncRuntime)
     group = Path(runtime._group(only_cgroup).directory)
     group.mkdir(parents=True)
     with subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL) as orphan:
-        (group / "cgroup.procs").writetext_of(str(orphan.pid))
+        (group / "cgroup.procs").write_text(str(orphan.pid))
         assert runtime.list() == sorted([only_bundle, only_state, only_cgroup])
         for container_id in (only_bundle, only_state, only_cgroup):
             runtime.destroy(container_id)
