@@ -201,6 +201,7 @@ def test_log_json_has_the_shape_of_the_contract(cli: Cli, box: str) -> None:
         "refused",
         "reused",
         "kind",
+        "published",
     ]
     assert list(second["tool"]) == ["name", "arguments", "status", "exit_code", "duration_ms"]
     assert second["files"] == {"added": 1, "changed": 1, "deleted": 0, "bytes": 15}
