@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from snapshotd.api.fleet import FleetNodeInfo, FleetSnapshotInfo, ReservationInfo
 from snapshotd.catalog.base import Catalog
 from snapshotd.errors import NotFound, UsageError
-from snapshotd.fleet.base import SECOND_NS, NodeID
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a daemon that is alone loads nothing of a fleet
+    from snapshotd.fleet.base import NodeID
     from snapshotd.fleet.coordination import PostgresCoordination
     from snapshotd.fleet.places import NodeRoom
 
@@ -38,11 +38,11 @@ class FleetService:
     def reserve(self, node: str, count: int, memory_bytes: int) -> ReservationInfo:
         """Reserve room for sandboxes on a node, until its next renewals have had time to count them. `Conflict`: the room is not
         there, or the node drains, or its lease has run out."""
-        return ReservationInfo(self._coordination().reserve(NodeID(node), count, memory_bytes))
+        return ReservationInfo(self._coordination().reserve(cast("NodeID", node), count, memory_bytes))
 
     def end_reservation(self, node: str, reservation: str) -> None:
         """Give a reservation back: its sandboxes run, so their node counts them. Not an error when it has run out."""
-        self._coordination().begin_reserved(NodeID(node), reservation)
+        self._coordination().begin_reserved(cast("NodeID", node), reservation)
 
     def _coordination(self) -> PostgresCoordination:
         if self._known is None:
@@ -61,6 +61,6 @@ def _info(room: NodeRoom) -> FleetNodeInfo:
         free_memory_bytes=max(0, room.free_bytes),
         starting_count=max(0, room.starting),
         starting_max=room.starting_most,
-        lease_s=max(0, room.lease_ns) / SECOND_NS,
+        lease_s=max(0, room.lease_ns) / 1e9,
         draining=room.draining,
     )
