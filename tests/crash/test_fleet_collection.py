@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,6 @@ from snapshotd.client.client import Snapshotd
 from snapshotd.client.sandbox import Sandbox
 from snapshotd.errors import Conflict, NotFound, SnapshotdError, UsageError
 from tests.node_rig import Fleet, await_that
-from tests.postgres_server import PostgresServer
 
 DAY_S = 25 * 3600
 NEWEST = Policy(keep_last=1)
@@ -33,23 +30,6 @@ COLLECTION = (
     "repo.fleet.pack_forgotten",
 )
 SHORT = ("engine.prune.told", "repo.fleet.tombstone_put")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    made = PostgresServer()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def fleet(server: PostgresServer, request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    with tempfile.TemporaryDirectory(prefix="garbage-") as name:
-        made = Fleet(server, Path(name), f"garbage_{abs(hash(request.node.name)) % 10**9}")
-        try:
-            yield made
-        finally:
-            made.close()
 
 
 def write(box: Sandbox, word: str) -> str:

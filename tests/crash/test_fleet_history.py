@@ -3,10 +3,8 @@ server and one store."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +13,6 @@ from snapshotd.client.client import Snapshotd
 from snapshotd.client.sandbox import Sandbox
 from snapshotd.errors import Conflict, DataLoss, NotFound, SnapshotdError, Unavailable, UsageError
 from tests.node_rig import Fleet, await_that
-from tests.postgres_server import PostgresServer
 from tests.unit.daemon.process import Daemon
 
 PUBLICATION = (
@@ -28,23 +25,6 @@ PUBLICATION = (
     "repo.fleet.segment_noted",
 )
 BRINGING = ("engine.takeover.merged", "engine.takeover.added", "repo.fleet.merged")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    made = PostgresServer()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def fleet(server: PostgresServer, request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    with tempfile.TemporaryDirectory(prefix="history-") as name:
-        made = Fleet(server, Path(name), f"fleet_{abs(hash(request.node.name)) % 10**9}")
-        try:
-            yield made
-        finally:
-            made.close()
 
 
 def published(fleet: Fleet, snapshot: str) -> bool:

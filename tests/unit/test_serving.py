@@ -13,6 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from snapshotd.serving import HttpServer, listen_on
+from tests.unit.connections import is_open
 
 LIMIT, ROOM = 64, 48
 ASK = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -52,16 +53,6 @@ def _answer(one: socket.socket) -> bytes:
     return said
 
 
-def _is_open(one: socket.socket) -> bool:
-    one.settimeout(0)
-    try:
-        return one.recv(1) != b""
-    except BlockingIOError:
-        return True
-    except ConnectionError:
-        return False
-
-
 @pytest.mark.parametrize(
     ("sent", "is_answered"),
     [
@@ -78,8 +69,8 @@ def test_those_who_stay_without_a_request_make_room(connect: Connect, sent: byte
         held.append(connect(sent))
         assert not is_answered or b"200 OK" in _answer(held[-1])
     assert b"200 OK" in _answer(connect(ASK))
-    assert sum(map(_is_open, held)) <= ROOM
-    assert _is_open(held[-1])
+    assert sum(map(is_open, held)) <= ROOM
+    assert is_open(held[-1])
     with_request.settimeout(30)
     with_request.sendall(b"34")
     assert b"200 OK" in _answer(with_request)

@@ -18,6 +18,7 @@ from snapshotd.page import server
 from snapshotd.page.owner import find_owner
 from snapshotd.page.room import OTHER_MAX, OTHERS_MAX, OWN_MAX
 from tests.capabilities import require
+from tests.unit.connections import is_open
 from tests.unit.page.browser import AWAY, Browser
 
 _STRANGER = 54321
@@ -43,16 +44,6 @@ def _hold(browser: Browser, count: int, sent: bytes = b"") -> list[socket.socket
         with contextlib.suppress(ConnectionError):
             held[-1].sendall(sent)
     return held
-
-
-def _is_open(connection: socket.socket) -> bool:
-    connection.settimeout(0)
-    try:
-        return connection.recv(1) != b""
-    except BlockingIOError:
-        return True
-    except ConnectionError:
-        return False
 
 
 def _waits_until_closed(connection: socket.socket) -> None:
@@ -87,7 +78,7 @@ def test_connections_of_another_user_leave_room(browser: Browser, sent: bytes) -
         for _ in range(OWN_MAX - 2):
             own.enter_context(contextlib.closing(http.client.HTTPConnection("127.0.0.1", browser.port))).connect()
         assert browser.ask("GET", "/v1/approvals").status == AWAY
-    assert sum(map(_is_open, held)) == OTHER_MAX
+    assert sum(map(is_open, held)) == OTHER_MAX
 
 
 def test_many_users_have_little_room_together(browser: Browser) -> None:
@@ -96,7 +87,7 @@ def test_many_users_have_little_room_together(browser: Browser) -> None:
         with _acting_as(uid):
             held += _hold(browser, OTHER_MAX)
     assert browser.sign_in().status == 200
-    assert sum(map(_is_open, held)) == OTHERS_MAX
+    assert sum(map(is_open, held)) == OTHERS_MAX
 
 
 def test_room_comes_back_when_a_connection_ends(browser: Browser) -> None:
@@ -104,7 +95,7 @@ def test_room_comes_back_when_a_connection_ends(browser: Browser) -> None:
         with _acting_as(_STRANGER):
             held = _hold(browser, OTHER_MAX)
         assert browser.ask("GET", "/").status == 200
-        assert all(map(_is_open, held))
+        assert all(map(is_open, held))
         for one in held:
             one.shutdown(socket.SHUT_WR)
             _waits_until_closed(one)
@@ -115,7 +106,7 @@ def test_the_page_belongs_to_whoever_signs_in(browser: Browser) -> None:
         assert browser.sign_in().status == 200
         held = _hold(browser, 2 * OTHER_MAX)
         assert browser.ask("GET", "/v1/approvals").status == AWAY
-    assert all(map(_is_open, held))
+    assert all(map(is_open, held))
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nX"])
