@@ -37,9 +37,14 @@ def allow_files(wanted: int) -> None:
 
 def stat_fields(pid: int) -> list[bytes]:
     """The fields of /proc/PID/stat from the third (`state`) on, proc_pid_stat(5). Raises FileNotFoundError or
-    ProcessLookupError when the process is gone."""
+    ProcessLookupError when the process is gone, or is being reaped."""
     with open(f"/proc/{pid}/stat", "rb") as f:
-        return f.read().rpartition(b")")[2].split()  # the name before it may hold anything
+        fields = f.read().rpartition(b")")[2].split()  # the name before it may hold anything
+    # the kernel says 0 for the parent of one that is being reaped, and -1 for its group, whatever state it told: it would
+    # seem to come from nobody
+    if fields[0] == b"X" or fields[2] == b"-1":
+        raise ProcessLookupError(pid)
+    return fields
 
 
 def never_executed(fields: list[bytes]) -> bool:
@@ -79,7 +84,7 @@ def runs(process: tuple[int, int]) -> bool:
         fields = stat_fields(process[0])
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return int(fields[19]) == process[1] and fields[0] not in (b"Z", b"X")
+    return int(fields[19]) == process[1] and fields[0] != b"Z"
 
 
 def ancestry(pid: int) -> list[tuple[int, int]]:
@@ -88,8 +93,6 @@ def ancestry(pid: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     while pid > 0 and len(found) < _DEEPEST:
         fields = stat_fields(pid)
-        if fields[0] == b"X":  # it is being reaped, and the kernel says 0 for its parent
-            raise ProcessLookupError(pid)
         found.append((pid, int(fields[19])))
         pid = int(fields[1])
     return found

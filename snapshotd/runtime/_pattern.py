@@ -39,7 +39,8 @@ class Pattern:
         return {"config": {**config, "linux": linux}, "owner": owner, "filters": self.filters}
 
     def record_of(self, container: ContainerID, pid: int) -> str:
-        """Runc's record of another sandbox, whose init is `pid`. FileNotFoundError: that has ended."""
+        """Runc's record of another sandbox, whose init is `pid`. FileNotFoundError, ProcessLookupError: that has
+        ended."""
         values = (
             pid,
             int(stat_fields(pid)[19]),

@@ -280,7 +280,7 @@ def _start_of(pid: int) -> str | None:
         fields = stat_fields(pid)
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if fields[0] in (b"Z", b"X") else fields[19].decode()
+    return None if fields[0] == b"Z" else fields[19].decode()
 
 
 def _leads_to(child: str, prefix: str) -> bool:
