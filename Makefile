@@ -46,8 +46,14 @@ demo: $(STAMPS)/packages-demo $(INSTALLED)
 # may share a daemon. tests/conftest.py says in which order the files come.
 PYTEST_ALL := $(BIN)/pytest --numprocesses $(shell echo $$(($$(nproc) + 2))) --dist loadfile --no-loadscope-reorder
 
+# What failed runs once more when nothing else runs, and stops at the first that fails again. What passes then is named, and does not fail the
+# run: on two busy cores, in some nine thousand tests of processes, kernels and sockets, one is late now and then. docs/testing.md says what to do.
+ONCE_MORE := { code=$$?; [ $$code = 1 ] || exit $$code; \
+	echo "The tests that failed, once more, alone; one that passes now is unsteady, and a fault of its own or of the product:"; \
+	$(BIN)/pytest --last-failed --last-failed-no-failures none --exitfirst -rA --show-capture no --verbose; }
+
 test: $(STAMPS)/packages-develop $(STAMPS)/warm lint
-	$(PYTEST_ALL) $(PYTEST_ARGS)
+	$(PYTEST_ALL) $(PYTEST_ARGS) || $(ONCE_MORE)
 
 test-all: $(STAMPS)/packages-develop $(STAMPS)/warm lint
 	SNAPSHOTD_TEST=all $(PYTEST_ALL) $(PYTEST_ARGS)
