@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import ssl
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from snapshotd.client import Fleet, Sandbox, Snapshotd
+from snapshotd.client.fleet.branch import reopen
 from snapshotd.client.remote.logins import Login, save_login
-from snapshotd.errors import Conflict, NotFound, NotPermitted
+from snapshotd.errors import Conflict, DaemonUnavailable, NotFound, NotPermitted, UsageError
+from snapshotd.fleet.base import NodeID
+from snapshotd.fleet.opening import open_coordination
+from snapshotd.fleet.places import NodeRoom
+from snapshotd.types import new_id
 from tests import node_rig
 from tests.node_rig import await_that, own_fleet
 
@@ -63,6 +73,85 @@ def test_who_may_only_look_is_told_of_no_node(fleet: node_rig.Fleet) -> None:
     north = begin(fleet, "north", scope="read")
     with pytest.raises(NotPermitted, match="run"):
         Fleet.open(north)
+
+
+class Listener:
+    """A false node, which keeps what it is sent."""
+
+    def __init__(self, tls: Path | None) -> None:
+        """`tls`: the folder of a certificate and its key; None: it speaks plain HTTP."""
+        self._server = socket.create_server(("127.0.0.1", 0))
+        if tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(tls / "cert.pem", tls / "key.pem")
+            self._server = context.wrap_socket(self._server, server_side=True)
+        self.address = f"{'https' if tls else 'http'}://127.0.0.1:{self._server.getsockname()[1]}"
+        self.heard: list[bytes] = []
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connected, _ = self._server.accept()
+                with connected:
+                    self.heard.append(connected.recv(1 << 16))
+
+    def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._server.close()
+
+
+def tell_of(fleet: node_rig.Fleet, node: str, address: str) -> None:
+    """Write the row of a node, as everybody can who may write to the database."""
+    room = NodeRoom(NodeID(node), address=address, cpus=64.0, free_bytes=1 << 40, starting_most=99)
+    with open_coordination(fleet.url) as coordination:
+        coordination.register(room.node, f"host-{node}", 0)
+        coordination.renew(room.node, 1, room)
+
+
+@pytest.mark.parametrize("given", ["argument", "environment"])
+def test_a_token_goes_to_no_address_that_the_fleet_names(
+    fleet: node_rig.Fleet, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    """What a false row names has even the certificate that the driver trusts."""
+    address = fleet.begin_reachable("north")
+    daemon = fleet.nodes["north"]
+    known = {
+        "token": daemon.client.create_token("driver", scopes=["run"]).token,
+        "pin": daemon.client.status()["fingerprint"],
+    }
+    if given == "environment":
+        monkeypatch.setenv("SNAPSHOTD_TOKEN", known.pop("token"))
+        monkeypatch.setenv("SNAPSHOTD_TLS_PIN", known.pop("pin"))
+    with closing(Listener(daemon.state_dir / "tls")) as sealed, closing(Listener(None)) as plain:
+        false = {
+            "sealed": (sealed.address, "no login"),
+            "plain": (plain.address, "is no address of a node"),
+            "local": (f"unix://{daemon.socket_path}", "is no address of a node"),
+            "shell": ("ssh://root@127.0.0.1:1", "is no address of a node"),
+        }
+        for node, (place, _) in false.items():
+            tell_of(fleet, node, place)
+        with Fleet.open(address, **known) as program:
+            assert {room.node for room in program.nodes()} == {"north", *false}
+            assert program.client("north").version().version
+            for node, (_, refusal) in false.items():
+                with pytest.raises(NotPermitted, match=refusal):
+                    program.client(node).version()
+            daemon.kill()
+            with pytest.raises(DaemonUnavailable):
+                program.nodes()
+        for place in (sealed.address, plain.address):
+            with pytest.raises(NotPermitted, match="no login"):  # the branch was pickled
+                reopen(place, new_id(), NodeID("sealed"))
+        assert (sealed.heard, plain.heard) == ([], [])
+
+
+def test_a_token_is_for_addresses_that_are_named(fleet: node_rig.Fleet) -> None:
+    with pytest.raises(UsageError, match="the nodes of a database are known by their logins"):
+        Fleet.open(fleet.url, token="sdt_some")
 
 
 def test_a_tenant_finds_on_another_node_what_is_its_own_and_nothing_else(fleet: node_rig.Fleet) -> None:

@@ -10,8 +10,9 @@ from typing import TypeVar
 
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.fleet.base import KnownNodes
+from snapshotd.client.fleet.branch import client_of, place_of
 from snapshotd.client.results import SnapshotInfo
-from snapshotd.errors import DaemonUnavailable, NotFound
+from snapshotd.errors import DaemonUnavailable, NotFound, NotPermitted
 from snapshotd.fleet.base import SECOND_NS, NodeID
 from snapshotd.fleet.places import ForkBlock, NodeRoom
 
@@ -19,11 +20,12 @@ R = TypeVar("R")
 
 
 class AddressedNodes(KnownNodes):
-    """Room is reserved in the fleet, and a node gets a published snapshot by itself. Each node is known by a login of its
-    address (`snapshotd login`), or all by one token."""
+    """Room is reserved in the fleet, and a node gets a published snapshot by itself.
 
-    def __init__(self, token: str | None, pin: str | None, ca: str | None) -> None:
-        self._token, self._pin, self._ca = token, pin, ca
+    An address is what a row of the database says, which may be false. So it has to be one of https://, and nothing is sent
+    there but with the login that this user has made for it (`snapshotd login`), or by the client that was made for it."""
+
+    def __init__(self) -> None:
         self._clients: dict[NodeID, Snapshotd] = {}
         self._lock = threading.Lock()
 
@@ -48,16 +50,25 @@ class AddressedNodes(KnownNodes):
         return self._at(address)
 
     def _at(self, address: str) -> Snapshotd:
-        return Snapshotd(host=address, token=self._token, pin=self._pin, ca=self._ca, autostart=False)
+        """A client of the node that is said to be there. NotPermitted."""
+        if not address.startswith("https://"):
+            raise NotPermitted(
+                f"{address[:80]!r} is no address of a node, which is https://HOST:PORT: look at SNAPSHOTD_NODE_ADDRESS there, and at "
+                "who writes to the fleet's database"
+            )
+        return client_of(address)
 
 
 class AskedNodes(AddressedNodes):
     """Each of them tells of all, so one address is enough; the others are asked when that one does not answer."""
 
-    def __init__(self, first: Snapshotd, token: str | None, pin: str | None, ca: str | None) -> None:
-        super().__init__(token, pin, ca)
-        self._asked = first
+    def __init__(self, first: Snapshotd) -> None:
+        super().__init__()
+        self._named = self._asked = first
         self._known: list[NodeRoom] = []
+
+    def _at(self, address: str) -> Snapshotd:
+        return self._named if address == place_of(self._named) else super()._at(address)
 
     def rooms(self) -> list[NodeRoom]:
         self._known = [
@@ -95,8 +106,9 @@ class AskedNodes(AddressedNodes):
         try:
             return question(self._asked)
         except DaemonUnavailable:
-            for other in [self._at(room.address) for room in self._known if room.address]:
-                with contextlib.suppress(DaemonUnavailable):
+            for room in filter(lambda room: room.address, self._known):
+                with contextlib.suppress(DaemonUnavailable, NotPermitted):
+                    other = self._at(room.address)
                     answer = question(other)
                     self._asked = other
                     return answer

@@ -34,7 +34,8 @@ class KnownNodes(ABC):
 
     @abstractmethod
     def client(self, node: NodeID) -> Snapshotd:
-        """A client of a node's daemon. Asks nothing. NotFound: there is no such node."""
+        """A client of a node's daemon. Asks nothing of it. NotFound: there is no such node. NotPermitted: this user has no login
+        for the address that the fleet names."""
 
     @abstractmethod
     def rooms(self) -> list[NodeRoom]:

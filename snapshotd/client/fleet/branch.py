@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from snapshotd.client.client import Snapshotd
+from snapshotd.client.remote.logins import find_login
 from snapshotd.client.results import TrajectoryInfo
 from snapshotd.client.sandbox import Sandbox
-from snapshotd.client.ways import SocketWay
+from snapshotd.client.transport import Transport
+from snapshotd.client.ways import SocketWay, way_to
+from snapshotd.errors import NotPermitted
 from snapshotd.fleet.base import NodeID
 
 
@@ -64,15 +67,22 @@ def place_of(client: Snapshotd) -> str:
 
 
 def client_of(place: str) -> Snapshotd:
-    """A client of the daemon at a place."""
+    """A client of the daemon at a place that somebody else has named: a token of the environment is not for it. NotPermitted:
+    this user has no login for an address."""
     if place.startswith("ray:"):
         from snapshotd.client.fleet.ray import client_through
 
         return client_through(place)
-    return Snapshotd(host=place, autostart=False)
+    way = way_to(place)
+    if place.startswith(("https://", "http://")) and find_login(way.place).token is None:
+        raise NotPermitted(
+            f"there is no login for {way.place}, which a fleet has named: run `snapshotd login {way.place}` if that is a node of it; "
+            "tokens that were given for other addresses are not sent there"
+        )
+    return Snapshotd._over(Transport(way))
 
 
 def reopen(place: str, trajectory: str, node: NodeID) -> Branch:
-    """A pickled branch. DaemonUnavailable, NotFound."""
+    """A pickled branch. DaemonUnavailable, NotFound, NotPermitted."""
     client = client_of(place)
     return Branch(client, client.trajectory(trajectory), node)

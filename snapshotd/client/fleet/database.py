@@ -16,9 +16,9 @@ from snapshotd.types import SnapshotID, TrajectoryID
 class DatabaseNodes(AddressedNodes):
     """The database is asked for everything."""
 
-    def __init__(self, url: str, token: str | None, pin: str | None, ca: str | None) -> None:
+    def __init__(self, url: str) -> None:
         """Errors: as `fleet.opening.open_coordination`."""
-        super().__init__(token, pin, ca)
+        super().__init__()
         self._opened = ExitStack()
         self._coordination = self._opened.enter_context(open_coordination(url))
 

@@ -66,11 +66,14 @@ class Fleet:
 
         - None: this machine's daemon, as `Snapshotd()` finds it.
         - "https://HOST:PORT" (also ssh:// and unix://): this node, and all others of its fleet, by the addresses that they have
-          told it. Each is known by its login (`snapshotd login`), or all by `token`, `pin` and `ca`.
+          told it.
         - a list of such addresses: these nodes and no others.
         - "postgresql://...": the nodes in the database of a fleet, for operators. It needs `pip install 'snapshotd[fleet]'`.
         - "ray", or "ray://HOST:PORT": the nodes of a Ray cluster, and functions run as Ray tasks beside them. It needs
           `pip install 'snapshotd[ray]'` here and on the nodes.
+
+        Each node is known by its login (`snapshotd login`). `token`, `pin` and `ca` take the login's place for the addresses that are
+        named here, and for no other: what a fleet says of its nodes may be false.
 
         UsageError: it is none of these; and errors of the database, or of Ray."""
         return cls(_nodes_at(where, token, pin, ca), lease_s=lease_s)
@@ -80,7 +83,7 @@ class Fleet:
         return self._nodes.rooms()
 
     def client(self, node: str) -> Snapshotd:
-        """A client of a node's daemon. NotFound."""
+        """A client of a node's daemon. NotFound, NotPermitted."""
         return self._nodes.client(NodeID(node))
 
     def create(self, *, detached: bool = False, **options: Unpack[SandboxOptions]) -> Branch:
@@ -284,7 +287,11 @@ def _nodes_at(where: str | Sequence[str] | None, token: str | None, pin: str | N
     if isinstance(where, str) and where.startswith(("postgresql://", "postgres://")):
         from snapshotd.client.fleet.database import DatabaseNodes
 
-        return DatabaseNodes(where, token, pin, ca)
+        if token or pin or ca:
+            raise UsageError(
+                "the nodes of a database are known by their logins alone: leave out token, pin and ca, and run `snapshotd login` for each"
+            )
+        return DatabaseNodes(where)
     if isinstance(where, str) and (where == "ray" or where.startswith("ray://")):
         try:
             from snapshotd.client.fleet.ray import RayNodes
@@ -294,7 +301,7 @@ def _nodes_at(where: str | Sequence[str] | None, token: str | None, pin: str | N
     if isinstance(where, str):
         first = Snapshotd(host=where, token=token, pin=pin, ca=ca, autostart=False)
         known = first.fleet_nodes()
-        return AskedNodes(first, token, pin, ca) if known else ListedNodes({NodeID(where): first})
+        return AskedNodes(first) if known else ListedNodes({NodeID(where): first})
     places = list(where)
     if not places:
         raise UsageError("the list of nodes is empty; name at least one address")
