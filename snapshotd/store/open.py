@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypedDict, Unpack
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from snapshotd.errors import UsageError
@@ -15,9 +16,16 @@ from snapshotd.store.s3 import S3Store
 _FORMS = "file:///path, s3://bucket/prefix?endpoint=http://host:port&region=name, or memory:"
 
 
-def open_store(url: str) -> Store:
+class Patience(TypedDict, total=False):
+    """Parameters of `S3Store`."""
+
+    attempts: int
+    timeout_s: float
+
+
+def open_store(url: str, **patience: Unpack[Patience]) -> Store:
     """The store at `url`: `file:///path`, `s3://bucket/prefix[?endpoint=...][&region=...]` or `memory:` (a new one each
-    time).
+    time). `patience`: with a service that does not answer; by default as `S3Store`.
 
     Errors: UsageError (no such form; nothing was touched), and the errors of the store's constructor.
     """
@@ -34,11 +42,13 @@ def open_store(url: str) -> Store:
             raise _wrong(url, "a file address has just an absolute path")
         return LocalStore(Path(path))
     if parts.scheme == "s3":
-        return _open_s3(url, parts.netloc, parts.path, options, parts.fragment)
+        return _open_s3(url, parts.netloc, parts.path, options, parts.fragment, patience)
     raise _wrong(url, f"there is no store of the kind {parts.scheme!r}")
 
 
-def _open_s3(url: str, bucket: str, path: str, options: list[tuple[str, str]], fragment: str) -> Store:
+def _open_s3(
+    url: str, bucket: str, path: str, options: list[tuple[str, str]], fragment: str, patience: Patience
+) -> Store:
     named = dict(options)
     if len(named) != len(options) or not named.keys() <= {"endpoint", "region"} or not all(named.values()):
         raise _wrong(url, "its options are endpoint and region, each at most once and with a value")
@@ -50,7 +60,7 @@ def _open_s3(url: str, bucket: str, path: str, options: list[tuple[str, str]], f
     prefix = unquote(path).strip("/")
     if fragment or (prefix and not is_key(prefix.lower())):
         raise _wrong(url, "a prefix has letters, digits and . _ - in parts joined by /")
-    return S3Store(bucket, prefix, endpoint=endpoint, region=named.get("region"))
+    return S3Store(bucket, prefix, endpoint=endpoint, region=named.get("region"), **patience)
 
 
 def _wrong(url: str, why: str) -> UsageError:

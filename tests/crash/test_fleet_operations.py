@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import boto3
 import pytest
 
 from snapshotd.client import Sandbox, Snapshotd
+from snapshotd.engine.host import doctor
 from snapshotd.errors import Conflict, NotFound, Unavailable
 from tests import s3_service
 from tests.capabilities import require
@@ -235,3 +237,50 @@ def test_an_agent_goes_on_while_the_other_node_is_upgraded(fleet: Fleet) -> None
     assert two.trajectory(stays.id).status == two.trajectory(moved.id).status == "running"
     assert {before, after} <= set(line(one, stays.id)), "the new daemon reads what was published meanwhile"
     assert Sandbox.connect(after, client=one).fork()[0].exec(["ls"]).stdout == "begun\n"
+
+
+def test_the_doctor_of_a_node_looks_at_what_the_node_needs(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL, the bucket, and how much of it the disk keeps."""
+    one, two = (fleet.nodes[node].client for node in NODES)
+    box = Sandbox.create(client=one)
+    box.files.write("file", os.urandom(300_000))
+    one.flush(box.id, published=True)
+    two.restore(box.id, fleet.directory / "restored")
+    monkeypatch.setenv("SNAPSHOTD_FLEET", fleet.url)
+    monkeypatch.setenv("SNAPSHOTD_STORE", fleet.store)
+    monkeypatch.setenv("SNAPSHOTD_NODE", "node-2")
+
+    def look() -> dict[str, tuple[bool | None, str]]:
+        return {one.name: (one.ok, one.detail) for one in doctor._fleet(fleet.nodes["node-2"].state_dir)}
+
+    usage = two.usage()
+    assert usage.cache_bytes >= 300_000
+    found = look()
+    assert {name: ok for name, (ok, _) in found.items()} == {"fleet": True, "bucket": True, "cache": True}
+    assert found["fleet"][1].startswith("PostgreSQL answers; node node-2 holds its lease for ")
+    assert (
+        f"{usage.cache_bytes / (1 << 20):.1f} MiB of {usage.cache_budget_bytes / (1 << 20):,.1f} MiB"
+        in found["cache"][1]
+    )
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nowhere = f"127.0.0.1:{taken.getsockname()[1]}"
+    monkeypatch.setenv("SNAPSHOTD_STORE", f"s3://snapshotd?endpoint=http://{nowhere}")
+    found = look()
+    assert (found["fleet"][0], found["bucket"][0]) == (True, False)
+    assert f"s3://snapshotd?endpoint=http://{nowhere} does not answer" in found["bucket"][1]
+    monkeypatch.setenv("SNAPSHOTD_STORE", fleet.store.replace("//snapshotd?", "//empty?"))
+    assert look()["bucket"][0] is False, "there is no such bucket"
+    bucket(fleet.store.partition("endpoint=")[2]).create_bucket(Bucket="empty")
+    assert look()["bucket"][0] is None, "no fleet has begun there"
+    monkeypatch.setenv("SNAPSHOTD_STORE", (absent := fleet.directory / "absent").as_uri())
+    assert (look()["bucket"][0], absent.exists()) == (None, False), "a look changes nothing"
+    monkeypatch.setenv("SNAPSHOTD_STORE", "")
+    assert look()["bucket"] == (False, "SNAPSHOTD_STORE is not set")
+
+    monkeypatch.setenv("SNAPSHOTD_FLEET", f"postgresql://postgres@{nowhere}/fleet")
+    monkeypatch.setenv("SNAPSHOTD_NODE_CACHE", "0")
+    found = look()
+    assert (found["fleet"][0], found["cache"][0]) == (False, None)
+    monkeypatch.delenv("SNAPSHOTD_FLEET")
+    assert look() == {}

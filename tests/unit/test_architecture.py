@@ -58,6 +58,8 @@ FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("page", "serving"): ("BoundedProtocol", "HEAD_S", "HttpServer", "listen_on"),
     ("cli", "fleet"): ("base", "opening", "places"),  # the tables are looked at without a daemon
     ("fleet", "catalog"): ("database", "postgres.catalog", "postgres.driver"),  # its tables stand beside the catalog's
+    ("engine", "store"): ("base", "open"),  # the doctor asks a node's bucket
+    ("engine", "repo"): ("base", "fleet.blocks.measure"),  # and measures its cache, without a daemon
     ("engine", "secrets"): ("base", "configured", "redactor", "stream"),  # not which vault
 }
 """(importer, imported): the only modules it may import. The other side of the socket knows the words of the engine, not

@@ -13,12 +13,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
-from snapshotd.config import node_of, places, read
+from snapshotd.config import Config, node_of, places, read
 from snapshotd.engine.host import integrations, system_packages
 from snapshotd.engine.mind.approval import policy
 from snapshotd.errors import SnapshotdError, UsageError
@@ -28,6 +29,7 @@ from snapshotd.kernel.probes import needed, useful
 from snapshotd.terms import number_of
 
 _FREE_BYTES_WANTED = 5 << 30
+_BUCKET_TIMEOUT_S = 5.0
 _RUNC_TIMEOUT_S = 30  # a machine that is busy is none without runc
 _DOCKER_TIMEOUT_S = 0.5
 _DOCKER_NEEDED = (20, 10)
@@ -51,7 +53,7 @@ def diagnose(state_dir: Path) -> list[Check]:
     """Check everything, most important first. `state_dir` need not exist: then its nearest parent is checked.
 
     Real probes (the system call is made), under a second together, and as long as it takes to load the integrations that are
-    installed; nothing is left behind and nothing is changed.
+    installed, and a fleet's database and bucket take to answer; nothing is left behind and nothing is changed.
     """
     place = _existing(state_dir)
     machine = [_privileges(), _sockets(), *_host(place)]
@@ -59,7 +61,7 @@ def diagnose(state_dir: Path) -> list[Check]:
     return [
         *machine,
         *_programs(),
-        *_fleet(),
+        *_fleet(state_dir),
         _docker(),
         _fuse(),
         _landlock(),
@@ -73,11 +75,14 @@ def diagnose(state_dir: Path) -> list[Check]:
     ]
 
 
-def _fleet() -> list[Check]:
-    """The node that a daemon with these settings is, as the fleet sees it; nothing where there is no fleet."""
+def _fleet(state_dir: Path) -> list[Check]:
+    """The node that a daemon with these settings is, and what it needs; nothing where there is no fleet."""
     config = read()
-    if not config.fleet:
-        return []
+    return [_lease(config), _bucket(config.store), _cache(config, state_dir / "repo" / "cache")] if config.fleet else []
+
+
+def _lease(config: Config) -> Check:
+    """The node as the fleet's database sees it."""
     from snapshotd.fleet.opening import open_coordination  # few daemons are nodes
 
     try:
@@ -85,16 +90,52 @@ def _fleet() -> list[Check]:
         with open_coordination(config.fleet) as coordination:
             found = [room for room in coordination.rooms() if room.node == node]
     except SnapshotdError as exc:
-        return [Check("fleet", False, exc.message, "docs/fleet.md says how a daemon joins one")]
-    if not config.store:
-        return [Check("fleet", False, "SNAPSHOTD_STORE is not set", "set it to the store that all nodes share")]
+        return Check("fleet", False, exc.message, "docs/fleet.md says how a daemon joins one")
     if not found:
-        return [Check("fleet", None, f"node {node} has not registered yet", "start its daemon")]
+        return Check("fleet", None, f"PostgreSQL answers; node {node} has not registered yet", "start its daemon")
     lease_s, lag = found[0].lease_ns / 1e9, number_of(found[0].unpublished, "unpublished snapshot")
     if lease_s <= 0:
-        return [Check("fleet", None, f"node {node} holds no lease, {lag}", "start its daemon, or look at its log")]
+        said = f"PostgreSQL answers; node {node} holds no lease, {lag}"
+        return Check("fleet", None, said, "start its daemon, or look at its log")
     drains = ", draining" if found[0].draining else ""
-    return [Check("fleet", True, f"node {node} holds its lease for {lease_s:.0f} s{drains}, {lag}")]
+    return Check("fleet", True, f"PostgreSQL answers; node {node} holds its lease for {lease_s:.0f} s{drains}, {lag}")
+
+
+def _bucket(url: str) -> Check:
+    """The store that all nodes share. A folder is not opened, since that would make it."""
+    from snapshotd.store.open import open_store
+
+    fix = "set SNAPSHOTD_STORE to the store that all nodes share, and see that this machine may read and write there"
+    if not url:
+        return Check("bucket", False, "SNAPSHOTD_STORE is not set", fix)
+    try:
+        if url.startswith("file:"):
+            has_begun = Path(unquote(urlsplit(url).path), "fleet").is_dir()
+        else:
+            with closing(open_store(url, attempts=1, timeout_s=_BUCKET_TIMEOUT_S)) as bucket:
+                has_begun = next(bucket.keys("fleet/"), None) is not None
+    except (SnapshotdError, OSError) as exc:
+        return Check("bucket", False, f"{url} does not answer: {exc}", fix)
+    if not has_begun:
+        return Check("bucket", None, f"{url} answers, and no fleet has begun there", "start the daemon of a node")
+    return Check("bucket", True, f"{url} answers")
+
+
+def _cache(config: Config, place: Path) -> Check:
+    """The part of the bucket that the node's disk keeps."""
+    from snapshotd.repo.fleet.blocks import measure
+
+    if config.node_cache_bytes == 0:
+        return Check(
+            "cache", None, "each read of a pack asks the bucket (SNAPSHOTD_NODE_CACHE=0)", "give it some bytes"
+        )
+    try:
+        used, budget = measure(place, config.node_cache_bytes)
+    except FileNotFoundError:
+        return Check("cache", True, f"nothing of the bucket is kept in {place} yet")
+    except OSError as exc:
+        return Check("cache", None, f"{place} cannot be read: {exc.strerror}", "run it as the daemon's user")
+    return Check("cache", True, f"{used / (1 << 20):.1f} MiB of {budget / (1 << 20):,.1f} MiB in {place}")
 
 
 def setup(progress: Callable[[str], None]) -> list[Check]:

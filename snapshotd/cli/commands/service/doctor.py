@@ -20,9 +20,9 @@ _MARKS = {True: ("ok", "green"), None: ("warn", "yellow"), False: ("MISSING", "r
 def command(ctx: click.Context, as_json: bool) -> int:
     """Say what this machine lacks, and the fix for each.
 
-    Looks at the kernel, overlay, runc, Docker, FUSE, reflinks, cgroups and privileges; starts no daemon and changes
-    nothing. The exit code is 7 when something is missing that sandboxes need. With --json: an array of
-    {name,ok,detail,fix}; ok is null for a warning.
+    Looks at the kernel, overlay, runc, Docker, FUSE, reflinks, cgroups and privileges, and on a node of a fleet at
+    PostgreSQL, the bucket and the cache; starts no daemon and changes nothing. The exit code is 7 when something is missing
+    that sandboxes need. With --json: an array of {name,ok,detail,fix}; ok is null for a warning.
     """
     checks = doctor.diagnose(connect(ctx, autostart=False).state_dir)
     if as_json:
