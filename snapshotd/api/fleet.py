@@ -40,6 +40,13 @@ class FleetSnapshotInfo(ApiRecord):
 
 
 @record(frozen=True)
+class DrainRequest(Request):
+    node: _Node
+    draining: bool = True
+    """False: the node is used again."""
+
+
+@record(frozen=True)
 class ReserveRequest(Request):
     node: _Node
     count: Annotated[int, Bounds(ge=1, le=FORK_MAX * 256)]

@@ -20,7 +20,14 @@ from snapshotd.api.experiments import (
 )
 from snapshotd.api.files import FileInfo, MakeDirRequest, RemoveFileRequest, RenameFileRequest
 from snapshotd.api.find import FindInfo
-from snapshotd.api.fleet import EndReservationRequest, FleetNodeInfo, FleetSnapshotInfo, ReservationInfo, ReserveRequest
+from snapshotd.api.fleet import (
+    DrainRequest,
+    EndReservationRequest,
+    FleetNodeInfo,
+    FleetSnapshotInfo,
+    ReservationInfo,
+    ReserveRequest,
+)
 from snapshotd.api.mind import (
     CompensateRequest,
     EditRequest,
@@ -46,7 +53,7 @@ from snapshotd.api.snapshots import (
     TaggedInfo,
     TagRequest,
 )
-from snapshotd.api.stats import StatsInfo
+from snapshotd.api.stats import NodeStats, StatsInfo
 from snapshotd.api.storage import (
     CheckRequest,
     EnsureImageRequest,
@@ -273,6 +280,8 @@ UNMOUNT = Operation[None]("POST", "/umount", None, ADMIN, "storage", body=MountR
 
 FLEET_NODES = Operation("GET", "/fleet/nodes", list[FleetNodeInfo], RUN, "fleet", by="fleet")
 FLEET_SNAPSHOT = Operation("GET", "/fleet/snapshots/{ref}", FleetSnapshotInfo, RUN, "fleet", by="fleet")
+FLEET_STATUS = Operation("GET", "/fleet/status", list[NodeStats], ADMIN, "fleet", by="fleet")
+DRAIN_NODE = Operation[None]("POST", "/fleet/drain", None, ADMIN, "fleet", body=DrainRequest, by="fleet")
 RESERVE = Operation("POST", "/fleet/reservations", ReservationInfo, RUN, "fleet", body=ReserveRequest, by="fleet")
 END_RESERVATION = Operation[None](
     "POST", "/fleet/reservations/end", None, RUN, "fleet", body=EndReservationRequest, by="fleet"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import ssl
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.cli.main import main
 from snapshotd.client import Fleet, Sandbox, Snapshotd
 from snapshotd.client.fleet.branch import reopen
 from snapshotd.client.remote.logins import Login, save_login
@@ -147,6 +149,38 @@ def test_a_token_goes_to_no_address_that_the_fleet_names(
             with pytest.raises(NotPermitted, match="no login"):  # the branch was pickled
                 reopen(place, new_id(), NodeID("sealed"))
         assert (sealed.heard, plain.heard) == ([], [])
+
+
+def test_an_operator_needs_a_token_and_no_way_to_the_database(
+    fleet: node_rig.Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`fleet status` and `fleet drain`, asked of a node. Figures of nodes are of all tenants, so other scopes do not get them."""
+    north = begin(fleet, "north", scope="admin")
+    fleet.begin("south")
+    monkeypatch.setenv("SNAPSHOTD_HOST", north)
+
+    def run(*words: str, code: int = 0) -> str:
+        assert main(["fleet", *words]) == code
+        said = capsys.readouterr()
+        return said.err if code else said.out
+
+    def states() -> dict[str, str]:
+        return {one["node"]: one["state"] for one in json.loads(run("status", "--json"))}
+
+    await_that(lambda: states() == {"north": "leased", "south": "leased"}, "both have joined")
+    moved = fleet.nodes["south"].client.create()[0].id
+    assert json.loads(run("drain", "south", "--json")) == {"node": "south", "draining": True}
+    await_that(lambda: states() == {"north": "leased", "south": "draining"}, "it is not told")
+    await_that(lambda: fleet.owner(moved)[0] is None, "it hands nothing over")
+    assert "there is no node east" in run("drain", "east", code=NotFound.exit_code)
+    log_in(fleet, "north", north, scope="run", tenant=None)
+    for words in (["drain", "--end", "south"], ["status"]):
+        assert "does not have the scope admin" in run(*words, code=NotPermitted.exit_code)
+    monkeypatch.delenv("SNAPSHOTD_HOST")
+    monkeypatch.setenv("SNAPSHOTD_SOCKET", str(fleet.nodes["north"].socket_path))
+    assert states()["south"] == "draining"
+    run("drain", "--end", "south")
+    await_that(lambda: states()["south"] == "leased", "it is not used again")
 
 
 def test_a_token_is_for_addresses_that_are_named(fleet: node_rig.Fleet) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from snapshotd.api import operations
-from snapshotd.api.fleet import EndReservationRequest, FleetNodeInfo, FleetSnapshotInfo, ReserveRequest
+from snapshotd.api.fleet import DrainRequest, EndReservationRequest, FleetNodeInfo, FleetSnapshotInfo, ReserveRequest
+from snapshotd.api.stats import NodeStats
 from snapshotd.client.twofold import verb
 from snapshotd.client.verbs.base import VerbPart
 
@@ -20,6 +21,17 @@ class FleetVerbs(VerbPart):
     async def fleet_snapshot(self, ref: str) -> FleetSnapshotInfo:
         """The home of a snapshot, and whether every node can read it. UsageError: the daemon is alone."""
         return await self._transport.call(operations.FLEET_SNAPSHOT, ref)
+
+    @verb
+    async def fleet_status(self) -> list[NodeStats]:
+        """Leases, trajectories, room and lag of the nodes of the daemon's fleet, by name. UsageError: the daemon is alone."""
+        return await self._transport.call(operations.FLEET_STATUS)
+
+    @verb
+    async def drain_node(self, node: str, *, draining: bool = True) -> None:
+        """Let no new sandboxes begin on a node of the daemon's fleet, and have it hand over its trajectories; with
+        `draining=False` end that. NotFound; UsageError: the daemon is alone."""
+        await self._transport.call(operations.DRAIN_NODE, body=DrainRequest(node, draining))
 
     @verb
     async def reserve(self, node: str, count: int, memory_bytes: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from snapshotd.api.fleet import FleetNodeInfo, FleetSnapshotInfo, ReservationInfo
+from snapshotd.api.stats import NodeStats
 from snapshotd.catalog.base import Catalog
 from snapshotd.errors import NotFound, UsageError
 
@@ -25,6 +26,10 @@ class FleetService:
         """The nodes of the fleet that the daemon belongs to, with their room, by name; none where there is no fleet."""
         return [] if self._known is None else [_info(room) for room in self._known.rooms()]
 
+    def fleet_status(self) -> list[NodeStats]:
+        """Leases, trajectories, room and lag of all nodes, by name. UsageError: the daemon is alone."""
+        return [*self._coordination().describe_nodes()]
+
     def fleet_snapshot(self, ref: str) -> FleetSnapshotInfo:
         """The home of a snapshot, and whether every node can read it. UsageError: the daemon is alone."""
         snapshot = self._catalog.resolve_snapshot(ref)
@@ -34,6 +39,10 @@ class FleetService:
         except NotFound:  # it was made a moment ago
             home = None
         return FleetSnapshotInfo(home or "", bool(coordination.published([snapshot.id])))
+
+    def drain_node(self, node: str, *, draining: bool = True) -> None:
+        """Let no new sandboxes begin on a node, and have it hand over its trajectories; or end that. NotFound."""
+        self._coordination().drain_node(cast("NodeID", node), draining=draining)
 
     def reserve(self, node: str, count: int, memory_bytes: int) -> ReservationInfo:
         """Reserve room for sandboxes on a node, until its next renewals have had time to count them. `Conflict`: the room is not
@@ -46,7 +55,9 @@ class FleetService:
 
     def _coordination(self) -> PostgresCoordination:
         if self._known is None:
-            raise UsageError("this daemon places no forks: it is no node of a fleet (SNAPSHOTD_FLEET)")
+            raise UsageError(
+                "this daemon is no node of a fleet (SNAPSHOTD_FLEET): ask one that is, or the fleet's database"
+            )
         return self._known
 
 

@@ -221,6 +221,11 @@ declare namespace Api {
     reason?: string | null;
   }
 
+  interface DrainRequest {
+    draining?: boolean;
+    node: string;
+  }
+
   interface EditFields {
     add_messages?: (MessageFields)[];
     drop_messages?: number;

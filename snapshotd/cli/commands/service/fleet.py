@@ -8,11 +8,13 @@ from dataclasses import asdict
 import click
 
 from snapshotd.api.stats import NodeStats
-from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, declare, json_option
+from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, json_option
 from snapshotd.cli.text import print_json, printable, size, table
 
 _database = click.option(
-    "--database", metavar="URL", required=True, help="The fleet's PostgreSQL database: postgresql://user@host/name."
+    "--database",
+    metavar="URL",
+    help="The fleet's PostgreSQL database, postgresql://user@host/name. Without it, the daemon is asked, which is a node.",
 )
 
 
@@ -20,24 +22,37 @@ _database = click.option(
 def command() -> None:
     """Look at the nodes of a fleet, and drain one.
 
-    A fleet is many machines that share one history in a PostgreSQL database. It needs `pip install 'snapshotd[fleet]'`.
+    A fleet is many machines that share one history in a PostgreSQL database. --database needs `pip install
+    'snapshotd[fleet]'` and the right to write there. A node on another machine (SNAPSHOTD_HOST) needs a token with the scope
+    admin, since the figures are of all tenants.
     """
 
 
-@declare("status", examples=["snapshotd fleet status --database postgresql://snapshotd@db.example.com/snapshotd"])
+@declare(
+    "status",
+    examples=[
+        "snapshotd fleet status",
+        "snapshotd fleet status --database postgresql://snapshotd@db.example.com/snapshotd",
+    ],
+)
 @_database
 @json_option
-def status(database: str, as_json: bool) -> int:
+@click.pass_context
+def status(ctx: click.Context, database: str | None, as_json: bool) -> int:
     """List the nodes: leases, trajectories, room and lag.
 
     The lag is the number of snapshots that are captured and not published. With --json: an array of
     {"node","state","lease_s","trajectory_count","free_memory_bytes","starting_count","starting_max","unpublished_count",
     "architecture"}; state is "leased", "draining" or "lost" (its lease has run out: others may take its trajectories over).
     """
-    from snapshotd.fleet.opening import open_coordination
+    found: Sequence[NodeStats]
+    if database is None:
+        found = connect(ctx, autostart=False).fleet_status()
+    else:
+        from snapshotd.fleet.opening import open_coordination
 
-    with open_coordination(database) as coordination:
-        found = coordination.describe_nodes()
+        with open_coordination(database) as coordination:
+            found = coordination.describe_nodes()
     if as_json:
         print_json([asdict(one) for one in found])
         return 0
@@ -45,21 +60,31 @@ def status(database: str, as_json: bool) -> int:
     return 0
 
 
-@declare("drain", examples=["snapshotd fleet drain --database postgresql://snapshotd@db.example.com/snapshotd node-7"])
+@declare(
+    "drain",
+    examples=[
+        "snapshotd fleet drain node-7",
+        "snapshotd fleet drain --database postgresql://snapshotd@db.example.com/snapshotd node-7",
+    ],
+)
 @click.argument("node")
 @_database
 @click.option("--end", "ends", is_flag=True, help="Let the node be used again.")
 @json_option
-def drain(node: str, database: str, ends: bool, as_json: bool) -> int:
+@click.pass_context
+def drain(ctx: click.Context, node: str, database: str | None, ends: bool, as_json: bool) -> int:
     """Give a node no more forks.
 
     The node is told at its next renewal. With --json: {"node","draining"}.
     """
-    from snapshotd.fleet.base import NodeID
-    from snapshotd.fleet.opening import open_coordination
+    if database is None:
+        connect(ctx, autostart=False).drain_node(node, draining=not ends)
+    else:
+        from snapshotd.fleet.base import NodeID
+        from snapshotd.fleet.opening import open_coordination
 
-    with open_coordination(database) as coordination:
-        coordination.drain_node(NodeID(node), draining=not ends)
+        with open_coordination(database) as coordination:
+            coordination.drain_node(NodeID(node), draining=not ends)
     if as_json:
         print_json({"node": node, "draining": not ends})
     return 0
