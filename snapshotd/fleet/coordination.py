@@ -145,6 +145,10 @@ class PostgresCoordination(Coordination):
     def owner(self, trajectory: TrajectoryID) -> OwnedTrajectory:
         return _one(f"trajectory {trajectory}", self._owners("WHERE trajectory = ?", trajectory))
 
+    def heads_of(self, node: NodeID) -> dict[TrajectoryID, SnapshotID | None]:
+        """A node's trajectories, with their last published snapshots."""
+        return {row.trajectory: row.head for row in self._owners("WHERE node = ?", node)}
+
     def take_over(self, row: OwnedTrajectory, node: NodeID, epoch: int, seen: Sighting | None = None) -> Taken:
         with self._db.transaction(alone=False):
             leases = self._lock_nodes(node, *(() if row.node is None else (row.node,)))

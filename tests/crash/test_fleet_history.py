@@ -3,6 +3,8 @@ server and one store."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -13,6 +15,7 @@ from snapshotd.client.client import Snapshotd
 from snapshotd.client.sandbox import Sandbox
 from snapshotd.errors import Conflict, DataLoss, NotFound, SnapshotdError, Unavailable, UsageError
 from tests.node_rig import Fleet, await_that
+from tests.postgres_server import PROGRAMS
 from tests.unit.daemon.process import Daemon
 
 PUBLICATION = (
@@ -302,3 +305,50 @@ def test_what_was_captured_when_a_daemon_ends_is_published_before_it_has_ended(f
     assert first.terminate() == 0
     assert published(fleet, last)
     assert read(south, last) == "one\ntwo\n"
+
+
+class Backup:
+    """The fleet's database as of now."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet, self._file = fleet, fleet.directory / "dump"
+        self._run("pg_dump", "--format=custom", f"--file={self._file}")
+
+    def restore(self) -> None:
+        self._run("pg_restore", "--clean", "--single-transaction", f"--dbname={self._fleet.database}", str(self._file))
+
+    def _run(self, program: str, *arguments: str) -> None:
+        server = self._fleet.server
+        places = {"PGHOST": str(server.folder), "PGPORT": str(server.port), "PGUSER": "postgres"}
+        subprocess.run(
+            [PROGRAMS / program, *arguments],
+            env={**os.environ, **places, "PGDATABASE": self._fleet.database},
+            check=True,
+            capture_output=True,
+        )
+
+
+@pytest.mark.parametrize("restarted", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_what_a_restored_database_does_not_know_is_published_again(fleet: Fleet, *, restarted: bool) -> None:
+    north, south = fleet.begin("north"), fleet.begin("south").client
+    box = work(north.client, "one")
+    north.client.flush(box.id, published=True)
+    backup = Backup(fleet)
+    write(box, "two")
+    younger = work(north.client, "another")
+    north.client.tag(younger.id, "kept")
+    north.client.flush(younger.id, published=True)
+    north.client.flush(box.id, published=True)
+    if restarted:
+        assert north.terminate() == 0
+        north.close()
+    backup.restore()
+    client = (fleet.begin("north") if restarted else north).client
+    wait_published(fleet, head_of(younger))
+    wait_published(fleet, head_of(box))
+    box = Sandbox.connect(box.id, client=client)
+    last = write(box, "three")
+    client.flush(box.id, published=True)
+    assert line(south, box.id) == line(client, box.id)
+    assert read(south, last) == "one\ntwo\nthree\n"
+    assert read(south, "kept") == "another\n"

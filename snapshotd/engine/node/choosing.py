@@ -58,6 +58,28 @@ class PublishList:
         with self._lock:
             self._heard.update(trajectories)
 
+    def correct_marks(self) -> bool:
+        """Compare the marks with the heads that the database has. Where it knows less than this node was told (it was restored
+        from a backup, or a standby that lacked its last commits took over), that is published again. True if it does."""
+        owned = self._claims.claims()
+        heads = {
+            one: head for one, head in self._shared.coordination.heads_of(self._shared.node).items() if one in owned
+        }
+        known = self._catalog.get_snapshots(head for head in heads.values() if head is not None)
+        behind = False
+        for one, head in heads.items():
+            if self._marks.is_foreign(one) or (head is not None and head not in known):
+                continue  # the database knows more than this catalog
+            own = known[head] if head is not None and known[head].trajectory == one else None
+            seq = -1 if own is None else own.seq
+            if seq < self._marks.published(one):
+                behind = True
+                self._marks.set_published(one, seq)
+                self.add(one)
+        if behind:
+            self._marks.set_told_tags({})
+        return behind
+
     def unpublished(self) -> list[Snapshot]:
         """This node's snapshots that are not published."""
         return [snapshot for one in self._owned() for snapshot in self._marks.unpublished(one)]

@@ -6,9 +6,10 @@
     3 this node notes up to where each trajectory is published; the others find them
 
 The work list is the difference between the head of a trajectory and what is published of it, so a crash anywhere costs time and
-no data: the segment is the same again, and the transaction finds what is there. Snapshots are published in the order of their
-line, each after those that it names. Steps never wait for any of it. While PostgreSQL or the bucket is away, everything is
-kept and tried again.
+no data: the segment is the same again, and the transaction finds what is there. A database that has lost commits (it was restored
+from a backup) knows fewer segments of this node than it was told of: then the marks are corrected, and what it lost is published
+again. Snapshots are published in the order of their line, each after those that it names. Steps never wait for any of it. While
+PostgreSQL or the bucket is away, everything is kept and tried again.
 """
 
 from __future__ import annotations
@@ -88,6 +89,10 @@ class NodePublisher(Publisher):
         self._list = PublishList(context.catalog, shared, claims, marks)
         self._peers: ToldOfPeers | None = None
         self._due = True
+        self._segment: int | None = None
+        """This node's last segment that the database has been told of; None: the marks have to be compared with the database."""
+        self._refusals: dict[TrajectoryID, str] = {}
+        """Why trajectories could not be published when that was last tried."""
         self._rounds = 0
         self._failures = 0
         self.failure: SnapshotdError | None = None
@@ -146,14 +151,20 @@ class NodePublisher(Publisher):
                 seen = self._rounds
                 while self._rounds == seen and not self._closed and time.monotonic() < deadline:
                     self._changed.wait(deadline - time.monotonic())
+                refusal = self._refusals.get(trajectory) or (self.failure.message if self.failure is not None else "")
+                if refusal:  # another round at once would end as this one did
+                    self._changed.wait(min(_RETRY_S[0], deadline - time.monotonic()))
                 if self._closed or time.monotonic() >= deadline:
-                    why = f" ({self.failure.message})" if self.failure is not None else ""
+                    why = f" ({refusal})" if refusal else ""
                     raise Unavailable(f"trajectory {short(trajectory)} is stored and not published yet{why}: try again")
             self.hear_of_stored()
 
     def merge(self) -> None:
         """Have this node's index know everything that is published by now. Unavailable, DataLoss, OSError."""
         peers = self._shared.peers()
+        if self._segment is not None and peers.segments.get(self._shared.node, 0) < self._segment:
+            self._segment = None
+            self.hear_of_stored()
         if peers != self._peers:
             self._archiver.merge(peers)
             self._peers = peers
@@ -193,6 +204,7 @@ class NodePublisher(Publisher):
         failure: SnapshotdError | None = None
         try:
             self._claims.check_lease()
+            self._correct_marks()
             while not self._closed and self._publish_some():
                 pass
             for chore in self._chores:
@@ -216,6 +228,12 @@ class NodePublisher(Publisher):
         _log.warning("snapshots stay on this node, the next try is in %.0f s: %s", delay_s, failure.message)
         return delay_s
 
+    def _correct_marks(self) -> None:
+        if self._segment is None:
+            if self._list.correct_marks():
+                _log.warning("the fleet's database has less than this node has published: that is published again")
+            self._segment = self._shared.segments.numbers().get(self._shared.node, 0)
+
     def _publish_some(self) -> bool:
         """One transaction. False when nothing is left."""
         parts, changed = self._list.choose()
@@ -225,11 +243,13 @@ class NodePublisher(Publisher):
                 return False
             images = self._images(parts)
             stored_ns = self._shared.coordination.clock_ns() if parts else 0
-            lost = self._commit(parts, changed, tags, images, self._put_segment(parts, images), stored_ns)
+            segment = self._put_segment(parts, images)
+            lost = self._commit(parts, changed, tags, images, segment, stored_ns)
         except BaseException:
             self._list.add_again({part.trajectory.id for part in parts} | {line.id for line, _ in changed})
             raise
         hit("engine.publish.committed")
+        self._segment = None if lost else max(segment or 0, self._segment or 0)
         for part in parts:
             if part.trajectory.id not in lost:
                 self._marks.set_published(part.trajectory.id, part.snapshots[-1].seq)
@@ -293,7 +313,9 @@ class NodePublisher(Publisher):
                 self._write_facts(trajectory)
         except (Conflict, NotFound) as exc:
             _log.warning("trajectory %s is not published: %s", short(trajectory.id), exc.message)
+            self._refusals[trajectory.id] = exc.message
             return False
+        self._refusals.pop(trajectory.id, None)
         return True
 
     def _write_facts(self, trajectory: Trajectory) -> None:
