@@ -9,10 +9,16 @@ import signal
 import subprocess
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import psycopg
+
+from snapshotd.catalog.postgres.catalog import open_database
+from snapshotd.fleet.coordination import PostgresCoordination
+from snapshotd.fleet.opening import open_coordination
+from snapshotd.fleet.tables import FleetTables
 
 PROGRAMS = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path("/usr/bin"))
 DEADLINE_S = 60
@@ -125,6 +131,15 @@ class PostgresServer:
             if os.geteuid() == 0
             else {"cwd": "/", "start_new_session": True}
         )
+
+
+@contextmanager
+def new_fleet(url: str) -> Iterator[PostgresCoordination]:
+    """The coordination of a fleet in a database, which gets its tables as from the first daemon that joins."""
+    with closing(open_database(url)) as database:
+        FleetTables(database).make()
+    with open_coordination(url) as made:
+        yield made
 
 
 def _runs(process: str) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from snapshotd.errors import check_format
+from snapshotd.errors import NotFound, check_format
 
 if TYPE_CHECKING:
     from snapshotd.catalog.database import Row
@@ -97,8 +97,16 @@ class FleetTables:
             if not self.database.read("SELECT 1 FROM pg_namespace WHERE nspname = ?", (self.schema,)):
                 self.database.run_script(f"CREATE SCHEMA {self.schema}")
                 self.database.run_script(STATEMENTS.format(schema=self.schema))
-            (version,) = self.read("SELECT version FROM {}.format")[0]
-            check_format(f"schema {self.schema} of {self.database.name}", version, VERSION)
+            self.check()
+
+    def check(self) -> None:
+        """NotFound: there are no tables; VersionMismatch."""
+        if not self.database.read("SELECT to_regclass(?)", (f"{self.schema}.format",))[0][0]:
+            raise NotFound(
+                f"{self.database.name} has no fleet: the first daemon with SNAPSHOTD_FLEET=postgresql://... of this database makes it"
+            )
+        (version,) = self.read("SELECT version FROM {}.format")[0]
+        check_format(f"schema {self.schema} of {self.database.name}", version, VERSION)
 
     def now_ns(self) -> int:
         return int(self.read(f"SELECT {self.clock}")[0][0])

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from snapshotd.catalog import schema
@@ -40,6 +41,7 @@ from snapshotd.errors import (
 from snapshotd.failpoints import EXIT_CODE
 from snapshotd.types import CallStatus, Ended, Message, RecordID, SnapshotState, TreeID
 from tests import long
+from tests.node_rig import await_that
 from tests.postgres_server import PostgresServer
 from tests.records import begin, committed, ended_entry, follow, make_entry, make_image, started
 
@@ -533,6 +535,7 @@ def _raised(state: str) -> Callable[[PostgresDatabase], object]:
         (_raised("40001"), Conflict),
         (_raised("42501"), NotPermitted),
         (_raised("57P01"), Unavailable),
+        (_raised("25006"), Unavailable),
         (_raised("53300"), Unavailable),
         (lambda database: database.read("SELECT 1 / 0"), InternalError),
         (
@@ -548,11 +551,38 @@ def test_what_the_server_says_is_said_in_our_words(
         work(database)
 
 
+@contextmanager
+def asking_for_passwords(server: PostgresServer) -> Iterator[None]:
+    """The server wants passwords, and nobody has one."""
+    rules = server.folder / "data" / "pg_hba.conf"
+    before = rules.read_text()
+    with closing(psycopg.connect(server.url, autocommit=True)) as known:
+        rules.write_text("local all all scram-sha-256\n")
+        known.execute("SELECT pg_reload_conf()")
+        try:
+            await_that(lambda: not _lets_in(server), "it asks for no password")
+            yield
+        finally:
+            rules.write_text(before)
+            known.execute("SELECT pg_reload_conf()")
+            await_that(lambda: _lets_in(server), "it still asks for passwords")
+
+
+def _lets_in(server: PostgresServer) -> bool:
+    try:
+        psycopg.connect(server.url).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
 def test_what_cannot_be_opened_is_named(postgres: PostgresServer, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="create it first"):
         PostgresCatalog(postgres.url_of("nowhere"))
     with pytest.raises(NotPermitted, match='role "nobody-here" does not exist'):
         PostgresCatalog(postgres.url.replace("postgres@", "nobody-here@"))
+    with asking_for_passwords(postgres), pytest.raises(NotPermitted, match="no password supplied"):
+        PostgresCatalog(postgres.url)
     with pytest.raises(Unavailable, match="does not answer"):
         PostgresCatalog(f"postgresql://postgres@/postgres?host={tmp_path}")
     with pytest.raises(UsageError, match="cannot be read"):

@@ -43,6 +43,11 @@ def open_database(url: str, schema_name: str = "snapshotd") -> PostgresDatabase:
     return driver(url, schema_name)  # its connections know of the tables
 
 
+def open_driver(url: str, schema_name: str = "snapshotd") -> PostgresDatabase:
+    """The database as it is, whatever tables it has. Errors: as `PostgresDatabase`; Unsupported."""
+    return _modules()[0](url, schema_name)
+
+
 def _read_version(database: PostgresDatabase) -> int:
     """DataLoss: no catalog is there; VersionMismatch."""
     if not database.read("SELECT 1 FROM pg_tables WHERE schemaname = ? AND tablename = 'format'", (database.schema,)):

@@ -31,10 +31,15 @@ _KINDS: tuple[tuple[tuple[str, ...], type[SnapshotdError], str], ...] = (
     (("3D000",), NotFound, "{what} cannot be opened because the server has no such database: create it first"),
     (("28", "42501"), NotPermitted, "{what} cannot be used ({said}): check the user, its password and its rights"),
     (("54", "22001"), LimitExceeded, "a value is too long for {what} ({said})"),
+    (
+        ("25006",),
+        Unavailable,
+        "{what} takes no changes now ({said}): try again when the server is a primary that writes",
+    ),
     (("53", "57P", "08", "25P03"), Unavailable, "{what} does not answer ({said}): try again when the server runs"),
 )
 """SQLSTATEs, or their beginnings, to what they mean (https://www.postgresql.org/docs/current/errcodes-appendix.html).
-25P03 is the end of a transaction that waited too long."""
+25P03 is the end of a transaction that waited too long, 25006 what a standby says."""
 
 
 def meaning(exc: psycopg.Error, what: str) -> SnapshotdError:
@@ -51,7 +56,12 @@ def meaning(exc: psycopg.Error, what: str) -> SnapshotdError:
 def _refused(said: str) -> tuple[str, str]:
     """A SQLSTATE for what a server said when a connection was made: libpq gives only its words."""
     unknown = "does not exist" in said
-    if "no pg_hba.conf entry" in said or "authentication failed" in said or (unknown and 'role "' in said):
+    if (
+        "no pg_hba.conf entry" in said
+        or "authentication failed" in said
+        or "no password supplied" in said
+        or (unknown and 'role "' in said)
+    ):
         return "28000", said
     if unknown and 'database "' in said:
         return "3D000", said

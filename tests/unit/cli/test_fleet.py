@@ -10,17 +10,16 @@ import pytest
 from snapshotd.cli.main import main
 from snapshotd.fleet.base import NodeID
 from snapshotd.fleet.coordination import PostgresCoordination
-from snapshotd.fleet.opening import open_coordination
 from snapshotd.fleet.places import NodeRoom
 from snapshotd.types import TrajectoryID
-from tests.postgres_server import PostgresServer
+from tests.postgres_server import PostgresServer, new_fleet
 
 Run = Callable[..., str]
 
 
 @pytest.fixture
 def coordination(postgres: PostgresServer, postgres_url: str) -> Iterator[PostgresCoordination]:
-    with open_coordination(postgres_url) as made:
+    with new_fleet(postgres_url) as made:
         yield made
     postgres.ask("DROP SCHEMA snapshotd_fleet CASCADE")
 
@@ -73,6 +72,16 @@ def test_status_shows_leases_room_and_lag(
 
 def test_a_node_that_is_not_there(fleet: Run) -> None:
     assert "there is no node east: `snapshotd fleet status" in fleet("drain", "east", code=4)
+
+
+def test_a_look_makes_no_tables(
+    postgres: PostgresServer, postgres_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does it bring a catalog up to date, which nodes of the version before use."""
+    for words in (["status"], ["drain", "north"]):
+        assert main(["fleet", *words, "--database", postgres_url]) == 4
+        assert "has no fleet: the first daemon with SNAPSHOTD_FLEET" in capsys.readouterr().err
+    assert postgres.ask("SELECT 1 FROM pg_namespace WHERE nspname LIKE 'snapshotd%'") == []
 
 
 def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

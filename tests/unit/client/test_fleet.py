@@ -16,9 +16,8 @@ import pytest
 from snapshotd.client import Branch, Fleet, Sandbox, Snapshotd
 from snapshotd.errors import Conflict, DaemonUnavailable, LimitExceeded, NotFound, UsageError
 from snapshotd.fleet.base import NodeID
-from snapshotd.fleet.opening import open_coordination
 from snapshotd.fleet.places import NodeRoom
-from tests.postgres_server import PostgresServer
+from tests.postgres_server import PostgresServer, new_fleet
 from tests.unit.client.fleet_rig import OURS, SAID, Nodes, environment, example, task_on
 from tests.unit.daemon.asking import eventually
 
@@ -252,7 +251,7 @@ def test_the_nodes_of_a_database_are_found_and_reserved_there(
     """The rows are what nodes write when they renew."""
     places = nodes.start(2)
     names = [NodeID("north"), NodeID("south")]
-    with open_coordination(postgres_url) as coordination:
+    with new_fleet(postgres_url) as coordination:
         for name, address in zip(names, places, strict=True):
             coordination.register(name, f"host-{name}", 0)
             room = NodeRoom(name, address=address, cpus=2.0, free_bytes=1 << 30, starting_most=10)

@@ -6,10 +6,9 @@ import pytest
 
 from snapshotd.errors import Conflict
 from snapshotd.fleet.base import PUBLISH_WITHIN_NS, SECOND_NS, NodeID
-from snapshotd.fleet.opening import open_coordination
 from snapshotd.repo.fleet.base import GRACE_S
 from snapshotd.types import SnapshotID, TrajectoryID
-from tests.postgres_server import PostgresServer
+from tests.postgres_server import PostgresServer, new_fleet
 
 NODE, LINE = NodeID("north"), TrajectoryID("1" * 32)
 FIRST, SECOND = SnapshotID("2" * 32), SnapshotID("3" * 32)
@@ -21,7 +20,7 @@ def test_the_bound_is_what_the_repository_relies_on() -> None:
 
 def test_what_was_stored_too_long_ago_is_not_published(postgres: PostgresServer, postgres_url: str) -> None:
     try:
-        with open_coordination(postgres_url) as fleet:
+        with new_fleet(postgres_url) as fleet:
             lease = fleet.register(NODE, "machine", 0).lease
             claim = fleet.own(LINE, NODE, lease.epoch)
             now_ns = fleet.clock_ns()
