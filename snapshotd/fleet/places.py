@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -168,7 +169,27 @@ def _less(room: NodeRoom, need: ForkNeed, count: int) -> NodeRoom:
 
 # -- what a node says of itself ----------------------------------------------------------------------------------------
 
-_SAID = ("address", "architecture", "abilities", "cpus", "promised_cpus", "warm", "unpublished")
+
+def _is_number(value: object, least: float = 0.0) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value < _MOST
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+_MOST = 1 << 62
+_ADDRESS = re.compile(r"https?://[!-.0-?A-~]+/?")
+_SAID: dict[str, Callable[[Any], bool]] = {
+    "address": lambda value: isinstance(value, str) and (not value or _ADDRESS.fullmatch(value) is not None),
+    "architecture": lambda value: isinstance(value, str),
+    "abilities": _are_texts,
+    "cpus": lambda value: _is_number(value, 1 / 1024),
+    "promised_cpus": _is_number,
+    "warm": _are_texts,
+    "unpublished": lambda value: isinstance(value, int) and _is_number(value),
+}
+"""What a node says, and what can be true of it: another machine wrote that."""
 
 
 def encode_room(room: NodeRoom) -> str:
@@ -180,8 +201,13 @@ def encode_room(room: NodeRoom) -> str:
 def decode_room(
     said: str, node: str, lease_ns: int, draining: bool, free_bytes: int, starting: int, starting_most: int
 ) -> NodeRoom:
-    """A room from its row. Unknown names of a newer version are left out."""
-    known: dict[str, Any] = {name: value for name, value in json.loads(said).items() if name in _SAID}
+    """A room from its row. Unknown names of a newer version, and what cannot be, are left out."""
+    try:
+        words = json.loads(said)
+    except (ValueError, RecursionError):
+        words = None
+    items = words.items() if isinstance(words, dict) else ()
+    known: dict[str, Any] = {name: value for name, value in items if name in _SAID and _SAID[name](value)}
     for name in ("abilities", "warm"):
         known[name] = frozenset(known.get(name, ()))
     return NodeRoom(

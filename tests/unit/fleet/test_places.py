@@ -133,3 +133,24 @@ def test_what_a_node_says_is_read_as_it_was() -> None:
     back = decode_room(said, "n", 1, False, 100, 0, 16)
     assert back == replace(NODE, warm=frozenset({"b", "a"}), unpublished=3)
     assert decode_room('{"later": 1}', "n", 1, True, 1, 2, 3).abilities == frozenset()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "no JSON",
+        "[" * 100_000,
+        "[]",
+        "null",
+        '{"abilities": 5, "warm": [1], "architecture": ["x"]}',
+        '{"cpus": "many", "promised_cpus": null, "unpublished": "<b>"}',
+        '{"cpus": 0, "promised_cpus": -1, "unpublished": -1}',
+        '{"cpus": 1e400, "promised_cpus": NaN, "unpublished": 1.5}',
+        '{"address": "javascript:alert(1)"}',
+        '{"address": "https://north:7676\\u001b[31m"}',
+        '{"address": ["https://north:7676"]}',
+    ],
+)
+def test_a_node_that_says_what_cannot_be_has_said_nothing(said: str) -> None:
+    """One machine must not stop the others from looking at the fleet, nor write on somebody's terminal."""
+    assert decode_room(said, "n", 1, False, 100, 0, 16) == decode_room("{}", "n", 1, False, 100, 0, 16)
