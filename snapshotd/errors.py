@@ -34,6 +34,11 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """Errors of system calls that become `OutOfSpace`: the disk is full, or a user's quota."""
 
 
+class ServiceAwayError(OSError):
+    """A service that this machine needs does not answer, or says that it cannot now; the message names it. Becomes `Unavailable`
+    at the top of a request."""
+
+
 class SnapshotdError(Exception):
     """Base of every error that is shown to a user as one sentence, without a traceback."""
 

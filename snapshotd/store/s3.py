@@ -17,7 +17,16 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from snapshotd.errors import Conflict, DataLoss, NotFound, NotPermitted, OutOfSpace, Unsupported, UsageError
+from snapshotd.errors import (
+    Conflict,
+    DataLoss,
+    NotFound,
+    NotPermitted,
+    OutOfSpace,
+    ServiceAwayError,
+    Unsupported,
+    UsageError,
+)
 from snapshotd.store.base import Store
 from snapshotd.store.keys import checked_key, checked_range, is_key
 
@@ -26,6 +35,7 @@ _MISSING = ("NoSuchKey", "404")
 _TAKEN = ("PreconditionFailed", "412")
 _RACING = ("ConditionalRequestConflict", "409")
 _FORBIDDEN = ("AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AllAccessDisabled", "ExpiredToken")
+_SKEWED = ("RequestTimeTooSkewed",)
 _FULL = ("QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "507")
 _CUT = ("XAmzContentSHA256Mismatch", "BadDigest", "IncompleteBody", "InvalidDigest")
 _TRIES = 4
@@ -112,7 +122,7 @@ class S3Store(Store):
                 return False
             except _RacingError as exc:
                 if not left:
-                    raise OSError(
+                    raise ServiceAwayError(
                         f"{self._service} did not settle who may write {key} of {self._name}; try again later"
                     ) from exc
                 time.sleep(
@@ -149,7 +159,7 @@ class S3Store(Store):
                 return b""
             except _BrokenOffError as exc:
                 if not left:
-                    raise OSError(
+                    raise ServiceAwayError(
                         f"{self._service} broke off while sending {key} of {self._name}; check the connection"
                     ) from exc
         raise AssertionError("the last try returns or raises")
@@ -241,7 +251,7 @@ class S3Store(Store):
                 f"{key} of {self._name} does not match the checksum it was stored with ({exc}); run `snapshotd check`"
             ) from exc
         except errors.BotoCoreError as exc:
-            raise OSError(
+            raise ServiceAwayError(
                 f"{doing} failed: {self._service} cannot be used for {self._name} ({exc}); check address and network"
             ) from exc
 
@@ -260,6 +270,12 @@ class S3Store(Store):
                 _FORBIDDEN,
                 lambda: NotPermitted(
                     f"{doing} in {self._name} was refused ({code}); check the credentials and their rights"
+                ),
+            ),
+            (
+                _SKEWED,
+                lambda: NotPermitted(
+                    f"{doing} in {self._name} was refused ({code}); set this machine's clock, which is off by minutes"
                 ),
             ),
             (
@@ -282,7 +298,7 @@ class S3Store(Store):
         for codes, make in table:
             if code in codes or (not code and status in codes):
                 return make()
-        return OSError(
+        return ServiceAwayError(
             f"{doing} in {self._name} failed: {self._service} answered {code or status} {text}; try again later"
         )
 

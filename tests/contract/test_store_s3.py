@@ -16,7 +16,16 @@ import boto3
 import pytest
 from botocore.response import StreamingBody
 
-from snapshotd.errors import Conflict, DataLoss, NotFound, NotPermitted, OutOfSpace, Unsupported, UsageError
+from snapshotd.errors import (
+    Conflict,
+    DataLoss,
+    NotFound,
+    NotPermitted,
+    OutOfSpace,
+    ServiceAwayError,
+    Unsupported,
+    UsageError,
+)
 from snapshotd.store.memory import MemoryStore
 from snapshotd.store.open import open_store
 from snapshotd.store.s3 import S3Store
@@ -158,11 +167,12 @@ def test_a_lost_answer_is_success_at_the_next_try(store: S3Store) -> None:
     ("status", "code", "error"),
     [
         (403, "AccessDenied", NotPermitted),
+        (403, "RequestTimeTooSkewed", NotPermitted),
         (507, "XMinioStorageFull", OutOfSpace),
         (400, "BadDigest", OSError),
         (500, "InternalError", OSError),
         (501, "NotImplemented", Unsupported),
-        (503, "SlowDown", OSError),
+        (503, "SlowDown", ServiceAwayError),
         (409, "ConditionalRequestConflict", OSError),
     ],
 )
@@ -228,7 +238,7 @@ def test_no_service_is_an_error_that_names_it(s3_endpoint: str, new_bucket: Call
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound and not listening: refused
         endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        with pytest.raises(OSError, match=endpoint):
+        with pytest.raises(ServiceAwayError, match=endpoint):
             S3Store("some", endpoint=endpoint, attempts=2, timeout_s=2)
 
 
@@ -238,7 +248,7 @@ def test_a_service_that_never_answers_is_given_up(s3_endpoint: str) -> None:
         silent.listen(16)
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         began = time.monotonic()
-        with pytest.raises(OSError, match=endpoint):
+        with pytest.raises(ServiceAwayError, match=endpoint):
             S3Store("some", endpoint=endpoint, attempts=2, timeout_s=0.5)
         assert time.monotonic() - began < 60, "a minute is what the library waits by itself, and twice"
 

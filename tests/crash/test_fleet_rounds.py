@@ -283,6 +283,17 @@ class Round:
         return int(self.fleet.ask(f"SELECT count(*) FROM snapshotd_fleet.owners WHERE node = '{node}'")[0][0])
 
 
+def test_a_bucket_that_does_not_answer_is_called_so(fleet: Fleet, bucket: FaultyService) -> None:
+    north, south = fleet.begin("north").client, fleet.begin("south").client
+    box = Sandbox.create(client=north)
+    assert box.exec(["sh", "-c", "head -c 2000000 /dev/urandom > file"]).exit_code == 0  # more than a look brings
+    north.flush(box.id, published=True)
+    assert [one.id for one in south.log(box.id)] == [one.id for one in north.log(box.id)]
+    with bucket.being("refusing"), pytest.raises(Unavailable, match=r"reading .* failed: .* answered 503"):
+        b"".join(south.cat(box.head().id, "/workspace/file"))
+    assert len(b"".join(south.cat(box.head().id, "/workspace/file"))) == 2_000_000
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", long.seeds(1, ROUNDS))
 def test_no_fault_makes_two_heads_or_repeats_a_call_or_loses_a_snapshot(

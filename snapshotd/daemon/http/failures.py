@@ -7,7 +7,7 @@ import errno
 import logging
 import os
 
-from snapshotd.errors import NO_ROOM, InternalError, OutOfSpace, SnapshotdError
+from snapshotd.errors import NO_ROOM, InternalError, OutOfSpace, ServiceAwayError, SnapshotdError, Unavailable
 
 log = logging.getLogger("snapshotd.daemon")
 
@@ -39,6 +39,9 @@ def failure_of(exc: BaseException) -> SnapshotdError:
                 f"the disk is full, and the layers on it report an error ({exc.strerror}); free space, restart the daemon"
             )
         return InternalError(f"the disk reports an error ({exc}); check it, then restart the daemon")
+    if isinstance(exc, ServiceAwayError):
+        log.warning("%s", exc)
+        return Unavailable(str(exc))
     if isinstance(exc, PermissionError):
         log.error("not permitted", exc_info=exc)
         return InternalError(f"{not_usable(exc)}; the traceback is in {_log_place}")
