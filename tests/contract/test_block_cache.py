@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -269,6 +269,18 @@ def stored(bucket: MemoryStore, directory: Path, data: bytes) -> str:
     maintenance.publish(Roots({}, {content: "it"}, {}), now=time.time())
     maintenance.writer().close()
     return content
+
+
+def test_so_they_are_where_the_disk_keeps_nothing(tmp_path: Path) -> None:
+    """Memory keeps the last blocks all the same."""
+    bucket = MemoryStore()
+    content = stored(bucket, tmp_path / "one", VALUE[:100_000])
+    faulty = FaultyStore(bucket)
+    faulty.schedule = Script([("get", 1, Fault.FLIPPED)])
+    store = CachedStore(faulty, DiskBlocks(tmp_path / "cache", KEY, 0))
+    with closing(open_reader(store, "one", tmp_path / "one" / "index.db", KEY)) as reader:
+        assert reader.read(content, 0, 100_000) == VALUE[:100_000]
+    assert len(faulty.injected) == 1
 
 
 def test_bytes_that_came_wrong_from_the_bucket_are_read_once_more(tmp_path: Path) -> None:

@@ -51,9 +51,10 @@ class CachedStore(Store):
 
     def forget(self, key: str) -> bool:
         with self._lock:
-            for one in [one for one in self._recent if one[0] == key]:
+            recent = [one for one in self._recent if one[0] == key]
+            for one in recent:
                 del self._recent[one]
-        return self.blocks.forget(key)
+        return self.blocks.forget(key) or bool(recent)
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         if not length or offset < 0 or not 0 < length <= _MOST_BYTES:
