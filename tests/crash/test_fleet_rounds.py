@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
+import boto3
 import pytest
 
 from snapshotd.api.storage import Policy
@@ -292,6 +294,30 @@ def test_a_bucket_that_does_not_answer_is_called_so(fleet: Fleet, bucket: Faulty
     with bucket.being("refusing"), pytest.raises(Unavailable, match=r"reading .* failed: .* answered 503"):
         b"".join(south.cat(box.head().id, "/workspace/file"))
     assert len(b"".join(south.cat(box.head().id, "/workspace/file"))) == 2_000_000
+
+
+@pytest.mark.long  # a bucket that does not answer, above
+def test_the_status_says_what_keeps_a_node_from_publishing(fleet: Fleet) -> None:
+    """One node's segment that is damaged in the bucket keeps all others from it: nothing may build upon what is not known."""
+    north, south = fleet.begin("north").client, fleet.begin("south").client
+    box, other = (Sandbox.create(client=client) for client in (north, south))
+    for one, client in ((box, north), (other, south)):
+        assert one.exec(["true"]).exit_code == 0
+        client.flush(one.id, published=True)
+    assert south.status()["node_failure"] == ""
+    address = urlsplit(fleet.store)
+    bucket = boto3.client("s3", endpoint_url=parse_qs(address.query)["endpoint"][0])
+    (number,) = fleet.ask("SELECT number + 1 FROM snapshotd_fleet.segments WHERE node = 'north'")[0]
+    bucket.put_object(Bucket=address.netloc, Key=f"fleet/nodes/north/index/{number:010}", Body=b"no segment")
+    fleet.ask("UPDATE snapshotd_fleet.segments SET number = number + 1 WHERE node = 'north'")
+    said = await_that(lambda: south.status()["node_failure"], "it says nothing")
+    assert f"index segment {number} of node north is damaged" in said
+    assert other.exec(["true"]).exit_code == 0, "nothing else stops"
+    assert south.status()["unpublished_count"] == 1
+    bucket.delete_object(Bucket=address.netloc, Key=f"fleet/nodes/north/index/{number:010}")
+    fleet.ask("UPDATE snapshotd_fleet.segments SET number = number - 1 WHERE node = 'north'")
+    south.flush(other.id, published=True)
+    await_that(lambda: not south.status()["node_failure"], "it says so still")
 
 
 @pytest.mark.timeout(900)

@@ -33,6 +33,10 @@ class Publisher(Protocol):
     def lag(self) -> int:
         """The number of snapshots that are captured and not published."""
 
+    def why_behind(self) -> str:
+        """Why snapshots stay on this node; "" while nothing is in their way."""
+        ...
+
     def is_published(self, snapshot: Snapshot) -> bool:
         """True if other nodes can read it, as far as this node has noted."""
 

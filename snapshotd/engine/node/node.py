@@ -86,7 +86,9 @@ class FleetNode:
 
     def status(self) -> dict[str, Any]:
         """Facts for `doctor` and `daemon --status`."""
-        return {**self._rights.status(), "unpublished_count": self.publisher.lag()}
+        status = self._rights.status()
+        failure = status["node_failure"] or self.publisher.why_behind()
+        return {**status, "node_failure": failure, "unpublished_count": self.publisher.lag()}
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 

@@ -136,6 +136,13 @@ class NodePublisher(Publisher):
     def lag(self) -> int:
         return self._list.count_unpublished()
 
+    def why_behind(self) -> str:
+        failure = self.failure
+        if failure is not None:
+            return failure.message
+        refusals = list(self._refusals.items())
+        return next((why for one, why in refusals if self._marks.count_unpublished(one)), "")
+
     def is_published(self, snapshot: Snapshot) -> bool:
         return self._marks.is_published(snapshot)
 
