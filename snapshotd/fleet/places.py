@@ -189,7 +189,7 @@ _SAID: dict[str, Callable[[Any], bool]] = {
     "warm": _are_texts,
     "unpublished": lambda value: isinstance(value, int) and _is_number(value),
 }
-"""What a node says, and what can be true of it: another machine wrote that."""
+"""A node says this of itself. Each check is what can be true: another machine wrote it."""
 
 
 def encode_room(room: NodeRoom) -> str:

@@ -18,8 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from snapshotd.engine.context import Context
 from snapshotd.engine.node.base import Publisher
@@ -27,6 +26,7 @@ from snapshotd.engine.node.choosing import PublishedPart, PublishList
 from snapshotd.engine.node.copying import cut_off, roots_of, rows_of
 from snapshotd.engine.node.marks import PublishedMarks
 from snapshotd.engine.node.shared import Claims, SharedHistory
+from snapshotd.engine.node.tags import PublishedTags, TagChanges
 from snapshotd.engine.storing.archiver import Archiver, ToldOfPeers
 from snapshotd.errors import Conflict, InternalError, NotFound, SnapshotdError, Unavailable
 from snapshotd.failpoints import hit
@@ -52,19 +52,6 @@ _RETRY_S = (1.0, 5.0, 15.0)
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _TagChanges:
-    """`now`: all that the fleet is to know of afterwards."""
-
-    now: dict[str, SnapshotID]
-    given: dict[str, SnapshotID]
-    taken: tuple[str, ...]
-
-    @property
-    def any(self) -> bool:
-        return bool(self.given or self.taken)
-
-
 class NodePublisher(Publisher):
     """See the module's text, and `node/base.py`."""
 
@@ -87,6 +74,7 @@ class NodePublisher(Publisher):
         self._shared, self._claims, self._marks = shared, claims, marks
         self._changed = threading.Condition()
         self._list = PublishList(context.catalog, shared, claims, marks)
+        self._tags = PublishedTags(context.catalog, shared.catalog, marks)
         self._peers: ToldOfPeers | None = None
         self._due = True
         self._segment: int | None = None
@@ -245,7 +233,7 @@ class NodePublisher(Publisher):
         """One transaction. False when nothing is left."""
         parts, changed = self._list.choose()
         try:
-            tags = self._tag_changes(parts)
+            tags = self._tags.changes({one.id for part in parts for one in part.snapshots})
             if not parts and not changed and not tags.any:
                 return False
             images = self._images(parts)
@@ -280,7 +268,7 @@ class NodePublisher(Publisher):
         self,
         parts: Sequence[PublishedPart],
         changed: Sequence[tuple[Trajectory, Claim]],
-        tags: _TagChanges,
+        tags: TagChanges,
         images: dict[ImageID, Image],
         segment: int | None,
         stored_ns: int,
@@ -293,7 +281,7 @@ class NodePublisher(Publisher):
                     lost.add(part.trajectory.id)
             for trajectory, claim in changed:
                 self._write(PublishedPart(trajectory, claim, None, []), images, stored_ns)
-            self._write_tags(tags)
+            self._tags.write(tags)
             if segment is not None:
                 self._shared.segments.note(self._shared.node, segment)
             hit("engine.publish.written")
@@ -335,33 +323,6 @@ class NodePublisher(Publisher):
             self._catalog.approvals.list(None, trajectory.id),
             self._catalog.compensations.of_trajectory(trajectory.id),
         )
-
-    def _tag_changes(self, parts: Sequence[PublishedPart]) -> _TagChanges:
-        """Compare the tags with those that the fleet was told of, as far as their snapshots are published."""
-        told, here = self._marks.told_tags(), self._catalog.tags()
-        if here == told:
-            return _TagChanges(told, {}, ())
-        going = {snapshot.id for part in parts for snapshot in part.snapshots}
-        there = {
-            one.id
-            for one in self._catalog.get_snapshots(here.values()).values()
-            if one.id in going or self._marks.is_published(one)
-        }
-        now = {name: snapshot for name, snapshot in here.items() if snapshot in there}
-        given = {name: snapshot for name, snapshot in now.items() if told.get(name) != snapshot}
-        return _TagChanges(now, given, tuple(name for name in told if name not in here))
-
-    def _write_tags(self, tags: _TagChanges) -> None:
-        """A tag that another node's thing has stays as it is there."""
-        catalog = self._shared.catalog
-        for name in tags.taken:
-            with suppress(NotFound):
-                catalog.untag(name)
-        for name, snapshot in tags.given.items():
-            try:
-                catalog.tag(snapshot, name, move=True)
-            except (Conflict, NotFound) as exc:
-                _log.warning("the tag %s stays on this node: %s", name, exc.message)
 
     def _intended(self, calls: Sequence[CallID]) -> Collection[CallID]:
         """Choose the irreversible calls of a snapshot that the fleet knows of."""
