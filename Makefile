@@ -3,6 +3,7 @@
 #   make demo    run the example of the README from the beginning to the end (as root)
 #   make test    lint, types and the short set of tests: some twenty minutes on two cores (as root: containers and Docker too)
 #   make test-all   lint, types and every test, long random walks, kills and power cuts too: three quarters of an hour (docs/testing.md)
+#   make suites  the suites that the frameworks of docs/integrations ship, and real runs with them, downloaded: their counts (as root)
 #   make check   lint, types and the tests that need no root: a minute
 #   make bench   measure steps, forks and model requests, and draw plots of them in build/plots (as root)
 #   make plots   draw the plots of benchmarks/README.md from its tables
@@ -35,7 +36,7 @@ ifneq ($(filter true 1,$(CI))$(IS_ROOT),)
 export SNAPSHOTD_REQUIRE ?= root,runc,slirp4netns,docker,fuse,postgres
 endif
 
-.PHONY: help demo test test-all check lint types bench plots bench-storage bench-compare bench-savers docs pictures setup clean
+.PHONY: help demo test test-all suites check lint types bench plots bench-storage bench-compare bench-savers docs pictures setup clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -57,6 +58,13 @@ test: $(STAMPS)/packages-develop $(STAMPS)/warm lint
 
 test-all: $(STAMPS)/packages-develop $(STAMPS)/warm lint
 	SNAPSHOTD_TEST=all $(PYTEST_ALL) $(PYTEST_ARGS)
+
+# What the frameworks of docs/integrations ship to test a plug, and real runs with them, at the versions that these files name. None is skipped.
+SUITES := tests/unit/integrations/langgraph/test_conformance.py $(patsubst %,tests/e2e/test_%.py,mcp mcp_agents e2b e2b_bounds e2b_frameworks \
+	openai_agents claude_agent_sdk deepagents inspect_ai nemo_gym mini_swe_agent swe_rex langgraph otel cut_off_writes)
+suites: export SNAPSHOTD_REQUIRE := root,runc,slirp4netns,docker,python3.12
+suites: $(STAMPS)/packages-develop $(STAMPS)/warm
+	SNAPSHOTD_TEST=all $(PYTEST_ALL) $(PYTEST_ARGS) $(SUITES)
 
 check: $(DEVELOPS) lint
 	$(BIN)/pytest tests/unit $(PYTEST_ARGS)

@@ -47,6 +47,11 @@ def _fuse() -> str | None:
     return useful.fuse()
 
 
+def _python312() -> str | None:
+    found = sorted(map(str, Path.home().glob(".pyenv/versions/3.12.*/bin/python")))
+    return found[-1] if found else shutil.which("python3.12")  # pyenv's own name for it may lead nowhere
+
+
 @cache
 def layer_naming() -> LayerNaming:
     """How overlayfs takes layers here, for tests that mount an overlay by themselves."""
@@ -70,6 +75,7 @@ CAPABILITIES: dict[str, Callable[[], str | None]] = {
     ),
     "podman": lambda: _root() or _program("podman", "conmon", "runc"),
     "rclone": lambda: _program("rclone"),
+    "python3.12": lambda: None if _python312() else "no Python 3.12 is there",
     "chromium": lambda: _program("chromium"),
     "systemd": lambda: _program("systemctl", "systemd-analyze", "nsenter", "unshare"),
 }
@@ -91,3 +97,9 @@ def require(*names: str) -> None:
         if name in demanded:
             pytest.fail(f"SNAPSHOTD_REQUIRE demands {name}: {reason}", pytrace=False)
         pytest.skip(f"{name}: {reason}")
+
+
+def python312() -> str:
+    """Python 3.12, which some frameworks need; skips or fails the running test as `require` does."""
+    require("python3.12")
+    return str(_python312())

@@ -17,9 +17,9 @@ WORD = "langgraph"
 def move(source: str, target: str, threads: Sequence[str], *, as_json: bool) -> int:
     """Copy all threads, or these. The errors of `saver_at` and `copy_threads`; Unsupported: LangGraph is not
     installed."""
-    integrations.require("langgraph")
-    from snapshotd.integrations.langgraph import copy_threads
-    from snapshotd.integrations.langgraph.addresses import said, saver_at
+    with integrations.required("langgraph"):
+        from snapshotd.integrations.langgraph import copy_threads
+        from snapshotd.integrations.langgraph.addresses import said, saver_at
 
     with saver_at(source, may_create=False) as ours, saver_at(target, may_create=True) as theirs:
         try:

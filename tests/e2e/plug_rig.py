@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
@@ -66,8 +66,11 @@ def packages(name: str, *pins: str) -> Path:
     return Path(next(iter(find_spec(name).submodule_search_locations or ()))).parent  # type: ignore[union-attr]
 
 
-def run_suite(suite: str, folder: Path, snap: Snap, report: Path) -> tuple[int, set[str]]:
-    """Run a framework's own suite, a file in `programs`, with its packages; returns how many tests passed, and the others."""
+def run_suite(
+    suite: str, name: str, folder: Path, snap: Snap, report: Path, record: Callable[[str, object], None]
+) -> tuple[int, set[str]]:
+    """Run a framework's own suite, a file in `programs`, with its packages; returns how many tests passed, and the others.
+    `name`: of the suite, with its version. `record`: pytest's `record_property`; the run prints the count at its end."""
     done = subprocess.run(
         [
             *(
@@ -94,6 +97,8 @@ def run_suite(suite: str, folder: Path, snap: Snap, report: Path) -> tuple[int, 
     assert report.exists(), done.stdout + done.stderr
     cases = list(ElementTree.parse(report).iter("testcase"))
     failed = {case.attrib["name"] for case in cases if len(case) and case[0].tag in ("failure", "error", "skipped")}
+    others = f", all but {', '.join(sorted(failed))}" if failed else ""
+    record("told", f"{name}: {len(cases) - len(failed)} of {len(cases)} passed{others}")
     return len(cases) - len(failed), failed
 
 

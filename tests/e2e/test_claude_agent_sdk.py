@@ -50,7 +50,7 @@ def test_the_sdks_own_suite(record_property: Callable[[str, object], None]) -> N
         await run_session_store_conformance(empty)
 
     play(scene)
-    record_property("passed", "14 of 14")
+    record_property("told", f"{PINS[0]}, run_session_store_conformance: 14 of 14 passed")
 
 
 def test_a_batch_that_comes_twice_is_there_once(plugged: Snap) -> None:
@@ -102,6 +102,8 @@ def _bash(number: int) -> dict[str, Any]:
 
 
 SCRIPT = [*({"text": f"Step {number}.", "calls": [_bash(number)]} for number in range(1, STEPS + 1)), {"text": "Done."}]
+LATER = {"text": "As you wish."}
+"""The answer to one more wish behind the script."""
 
 
 class Works:
@@ -145,7 +147,7 @@ def after(*steps: int) -> dict[str, str]:
 
 @pytest.fixture
 def works(plugged: Snap, tmp_path: Path, sdk: Path) -> Iterator[Works]:
-    with provider(tmp_path, *SCRIPT, toolless=[{"text": "A title"}]) as at:
+    with provider(tmp_path, *SCRIPT, LATER, toolless=[{"text": "A title"}]) as at:
         yield Works(plugged, at, tmp_path, sdk)
 
 
@@ -180,3 +182,34 @@ def test_a_run_that_is_killed_goes_on_from_the_store(works: Works, tmp_path: Pat
     asked = next(request for request in works.at.requests() if request["body"].get("tools"))
     assert json.dumps(asked["body"]["messages"]).count('"tool_result"') >= 2
     assert works.files()["log"].startswith("1\n2\n")
+
+
+@pytest.mark.long
+def test_a_message_whose_files_are_gone_is_refused_and_changes_nothing(works: Works, plugged: Snap) -> None:
+    first = works("do it")
+    (box,) = [one["name"] for one in plugged.json("ls")]
+    plugged("prune", "--force", "--keep-last", "1", "--grace", "0")
+
+    def all_there_is() -> Any:
+        return works.files(), plugged.json("ls"), plugged.json("log", "--all", box)
+
+    before = all_there_is()
+    calls = [step for step in before[-1] if step["tool"]["name"] == "Bash"]
+    assert [one["state"] for one in calls] == ["pruned"] * (STEPS - 1) + ["stored"]
+    back = {"resume": first["session"], "fork_session": True}
+    for number, message in enumerate(first["results"][:-1]):
+        kind, said = works("go on", **back, resume_session_at=message)["refused"]
+        assert (kind, f"snapshot {calls[number]['id'][:12]} were given up" in said) == ("NotFound", True)
+        assert works("", snapshot_at=[first["session"], message])["snapshot"] == calls[number]["id"], "it is named yet"
+    assert all_there_is() == before
+    works.at.forget()
+    kept = works("go on", **back, resume_session_at=first["results"][-1])
+    assert kept["results"], "the one that was kept is gone on from"
+
+    plugged("rm", "--force", box)
+    kind, said = works("go on", **back, resume_session_at=first["results"][-1])["refused"]
+    assert (kind, "removed" in said) == ("NotFound", True)
+    assert plugged.json("ls") == []
+    works.at.forget()
+    done = works("go on", resume=first["session"])
+    assert done == first, "the conversation needs no files"

@@ -305,6 +305,34 @@ def test_a_sandbox_ends_when_its_time_is_over(sdk: Any, own_snap: Snap) -> None:
     assert sleeps.kill()
 
 
+def test_a_sandbox_that_a_person_has_removed_is_not_there(sdk: Any, own_snap: Snap) -> None:
+    """The SDK says of it what it says of one that was killed."""
+    made = [sdk.Sandbox.create(timeout=300, metadata={"is": "gone"}) for _ in range(3)]
+    made[0].files.write("kept", "kept")
+    made[1].pause()
+    for one in made[:2]:
+        own_snap("rm", "--force", one.sandbox_id)
+    made[2].kill()
+    assert sdk.Sandbox.list(query=sdk.SandboxQuery(metadata={"is": "gone"})).next_items() == []
+    for box in made:
+        for ask in (
+            lambda box=box: box.files.read("kept"),
+            lambda box=box: box.files.write("new", "new"),
+            lambda box=box: box.files.list("/"),
+            lambda box=box: box.files.watch_dir("/"),
+            lambda box=box: box.commands.run("true"),
+            lambda box=box: box.commands.list(),
+            lambda box=box: box.pty.create(sdk.PtySize(24, 80)),
+        ):
+            with pytest.raises(sdk.SandboxNotRunningException):
+                ask()
+        assert not box.is_running()
+        for manage in (box.get_info, box.connect, box.pause, lambda box=box: box.set_timeout(60), box.create_snapshot):
+            with pytest.raises(sdk.SandboxNotFoundException):
+                manage()
+        assert not box.kill()
+
+
 def test_ports(box: Any, server: Served, sdk: Any) -> None:
     serve = "mkdir -p www && cd www && echo hello > index.html && python3 -m http.server 8000 2>/dev/null"
     if box.commands.run("command -v python3 || true").stdout == "":

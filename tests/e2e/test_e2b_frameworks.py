@@ -6,7 +6,6 @@ import contextlib
 import http.server
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.capabilities import python312
 from tests.e2b_rig import Served, served
 from tests.e2e.hello_server import own_address
 from tests.e2e.model_rig import INSTALL_TIMEOUT_S, KEY, bash, provider
@@ -32,12 +32,8 @@ def server(own_snap: Snap, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield running
 
 
-def python_with(name: str, version: str, *packages: str) -> Path:
-    """The Python of an environment with these packages of PyPI, which is kept from run to run."""
-    found = sorted(map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python")))
-    base = found[-1] if found else shutil.which(f"python{version}")  # pyenv's own name for it may lead nowhere
-    if base is None:
-        pytest.skip(f"no Python {version} is there")
+def python_with(name: str, base: str, *packages: str) -> Path:
+    """The Python of an environment with these packages of PyPI, which is kept from run to run. `base`: the Python that makes it."""
 
     def install(folder: Path) -> None:
         subprocess.run([base, "-m", "venv", folder], check=True)
@@ -59,7 +55,7 @@ def calls(snap: Snap, sandbox: str) -> list[tuple[str, str]]:
 
 
 def test_openais_agents_sdk(server: Served, own_snap: Snap, tmp_path: Path) -> None:
-    python = python_with("openai-e2b", f"{sys.version_info[0]}.{sys.version_info[1]}", "openai-agents[e2b]==0.24.0")
+    python = python_with("openai-e2b", sys.executable, "openai-agents[e2b]==0.24.0")
     told = json.loads(run(server, tmp_path, python, PROGRAMS / "e2b_agents.py").splitlines()[-1])
     made = calls(own_snap, told["sandbox"])
     assert ("exec", "failed") in made
@@ -71,7 +67,7 @@ def test_openais_agents_sdk(server: Served, own_snap: Snap, tmp_path: Path) -> N
 
 
 def test_the_runtime_of_verifiers(server: Served, own_snap: Snap, tmp_path: Path) -> None:
-    python = python_with("verifiers", "3.12", "verifiers==0.4.0", "e2b==2.56.0")
+    python = python_with("verifiers", python312(), "verifiers==0.4.0", "e2b==2.56.0")
     told = json.loads(run(server, tmp_path, python, PROGRAMS / "e2b_verifiers.py", "default").splitlines()[-1])
     assert own_snap("cat", f"{told['sandbox']}:/app/made").stdout == "made\n"
 
@@ -110,7 +106,7 @@ def wheels() -> Path:
 
 def test_a_rollout_of_verifiers(own_snap: Snap, tmp_path: Path) -> None:
     """Its own agent in the sandbox, whose model is asked through verifiers on port 80 of this machine: the one host that it reaches."""
-    python = python_with("verifiers", "3.12", "verifiers==0.4.0", "e2b==2.56.0")
+    python = python_with("verifiers", python312(), "verifiers==0.4.0", "e2b==2.56.0")
     host = own_address()
     with contextlib.ExitStack() as open_now:
         index = open_now.enter_context(files_of(wheels()))
@@ -166,7 +162,7 @@ def test_a_rollout_of_verifiers(own_snap: Snap, tmp_path: Path) -> None:
 
 def harbor_run(server: Served, snap: Snap, tmp_path: Path, files: dict[str, str]) -> str:
     """An oracle run of a task, which earns its reward: its sandbox."""
-    python = python_with("harbor", "3.12", "harbor[e2b]==0.26.0")
+    python = python_with("harbor", python312(), "harbor[e2b]==0.26.0")
     task = tmp_path / "task"
     for name, text in {"instruction.md": "Make /app/answer with the text 42.\n", **files}.items():
         (task / name).parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests import long
+from tests.capabilities import python312
 from tests.e2e.model_rig import INSTALL_TIMEOUT_S
 from tests.e2e.plug_rig import ROOT
 from tests.e2e.support import Snap, processes_with, wait_until
@@ -26,10 +26,7 @@ pytestmark = [pytest.mark.runc, pytest.mark.usefixtures("plugged"), pytest.mark.
 @pytest.fixture(scope="module")
 def python() -> Path:
     """Python 3.12 with NeMo Gym: its sandboxes need nothing of what it depends on, which are 1.4 GB."""
-    found = sorted(Path.home().glob(".pyenv/versions/3.12.*/bin/python"))
-    base = str(found[-1]) if found else shutil.which("python3.12")
-    if base is None:
-        pytest.skip("no Python 3.12 is there")
+    base = python312()
     if not long.LONG and not (CACHE / "venv-nemo-gym.lock").exists():
         pytest.skip(f"{PIN} is not installed; the long set downloads it")
 

@@ -54,8 +54,7 @@ def test_its_own_suite(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(plugged.env, "SNAPSHOTD_TEST_REX", str(sources()))
-    passed, failed = run_suite("rex_suite.py", folder, plugged, tmp_path / "report.xml")
-    record_property("passed", f"{passed} of {passed + len(failed)}")
+    passed, failed = run_suite("rex_suite.py", PINS[0], folder, plugged, tmp_path / "report.xml", record_property)
     assert (passed, failed) == (49, NOT_OURS)
 
 

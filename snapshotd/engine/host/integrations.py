@@ -7,7 +7,8 @@ import importlib.metadata
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from snapshotd.errors import Unsupported
@@ -151,17 +152,33 @@ INTEGRATIONS = {
 }
 
 
-def require(extra: str) -> None:
-    """Unsupported, with the command that installs it: the package of this integration is missing, too old or too new."""
+@contextmanager
+def required(extra: str) -> Iterator[None]:
+    """For the imports of an integration, which come within. Unsupported, with the command that installs it: its package is
+    missing, too old or too new, or cannot be imported, as where a module that it needs is missing."""
     one = INTEGRATIONS[extra]
-    if (problem := one.problem()) is not None:
-        raise Unsupported(f"{problem}: run `{one.install}`")
+    problem = one.problem()
+    if problem is None:
+        try:
+            yield
+            return
+        except ImportError as exc:
+            if isinstance(exc.__context__, Unsupported):
+                raise exc.__context__ from None  # `required_at_import` has said it
+            if (exc.name or "").startswith("snapshotd."):
+                raise  # a fault of ours
+            problem = f"{one.package} cannot be imported: {exc}"
+            if isinstance(exc, ModuleNotFoundError):
+                problem = f"the module {exc.name}, which snapshotd[{extra}] needs, is not installed"
+    raise Unsupported(f"{problem}: run `{one.install}`")
 
 
-def require_at_import(extra: str) -> None:
-    """As `require`, for the first line of an integration's module: ImportError, as for any module that cannot be imported."""
+@contextmanager
+def required_at_import(extra: str) -> Iterator[None]:
+    """As `required`, for the module of an integration: ImportError, as for any module that cannot be imported."""
     try:
-        require(extra)
+        with required(extra):
+            yield
     except Unsupported as exc:
         raise ImportError(exc.message) from None
 

@@ -73,7 +73,10 @@ class SnapshotdSessionStore(SessionStore):
             for call in reversed(calls):
                 if (snapshot := taken.get(call)) is not None:
                     return box.id, snapshot
-        raise NotFound(f"message {message} of session {session} has no snapshot: no call with hooks comes before it")
+        raise NotFound(
+            f"message {message} of session {session} has no snapshot: no call with hooks comes before it, or the folder's "
+            "trajectory was removed; resume without `resume_session_at`, which needs no files"
+        )
 
     # -- the SDK's protocol --------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from snapshotd.api.trajectories import TrajectoryInfo
 from snapshotd.client import AsyncSnapshotd
 from snapshotd.client.exchange import keyed
 from snapshotd.errors import Conflict, NotFound, SnapshotdError
-from snapshotd.integrations.e2b.failures import WireError, gone
+from snapshotd.integrations.e2b.failures import WireError, gone, not_found
 from snapshotd.integrations.e2b.records import Box, Records
 
 _AGAIN_S = 5.0
@@ -51,8 +51,8 @@ class Boxes:
     async def find(self, owner: str | None, sandbox: str) -> Box:
         """A sandbox of this owner; None: whosever it is. WireError: there is none."""
         box = await self._records.find(Box, sandbox)
-        if box is None or owner not in (None, box.owner):
-            raise WireError("not_found", f"sandbox {sandbox!r} not found")
+        if box is None or owner not in (None, box.owner) or await self._was_removed(box):
+            raise not_found(sandbox)
         return box
 
     async def all_of(self, owner: str | None) -> list[Box]:
@@ -69,11 +69,23 @@ class Boxes:
     async def running(self, sandbox: str) -> Box:
         """A sandbox for a request within it, which resumes it. WireError: there is none that runs."""
         box = await self.find_reachable(sandbox)
+        if await self._was_removed(box):
+            raise gone(sandbox)
         if box.paused:
             box, _ = await self.resume(box.owner, sandbox, None)
         if box.paused:
             raise gone(sandbox)
         return box
+
+    async def _was_removed(self, box: Box) -> bool:
+        """Whether a person has removed its trajectory. Then the server forgets it."""
+        try:
+            await self._client.trajectory(box.id)
+            return False
+        except NotFound:
+            await self._on_leave(box.id)
+            await self._records.drop(box)
+            return True
 
     # -- their life ----------------------------------------------------------------------------------------------------
 

@@ -90,6 +90,11 @@ def unsupported(what: str, instead: str) -> WireError:
     return WireError("unimplemented", f"snapshotd's E2B server has no {what}; {instead}")
 
 
+def not_found(sandbox: str) -> WireError:
+    """The sandbox of a request about it is not there."""
+    return WireError("not_found", f"sandbox {sandbox!r} not found")
+
+
 def gone(sandbox: str) -> WireError:
     """The sandbox of a request inside does not run: the words by which the SDKs know it."""
     return WireError("gone", f"The sandbox {sandbox} was not found")

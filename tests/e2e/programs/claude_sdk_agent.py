@@ -1,5 +1,5 @@
 """Claude Code through the Claude Agent SDK, with sessions in the catalog. Its argument is JSON; it prints JSON: the session, and
-the `uuid` of each message with a tool's result."""
+the `uuid` of each message with a tool's result, or the error of the options."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from claude_agent_sdk import ClaudeAgentOptions, get_session_messages_from_store, query
 
+from snapshotd.errors import SnapshotdError
 from snapshotd.integrations.claude_agent import SnapshotdSessionStore
 
 given: dict[str, Any] = json.loads(sys.argv[1])
@@ -35,7 +36,12 @@ async def main() -> None:
         **{name: given[name] for name in ("resume", "fork_session", "resume_session_at") if name in given},
     )
     session, seen = "", 0
-    async for message in query(prompt=given["wish"], options=await store.options(options)):
+    try:
+        options = await store.options(options)
+    except SnapshotdError as exc:
+        sys.stdout.write(json.dumps({"refused": [type(exc).__name__, exc.message]}) + "\n")
+        return
+    async for message in query(prompt=given["wish"], options=options):
         session = getattr(message, "session_id", None) or (getattr(message, "data", None) or {}).get(
             "session_id", session
         )

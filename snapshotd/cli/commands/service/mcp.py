@@ -66,12 +66,12 @@ def command(
     reaches no folder of this machine. Calls that the policy file gates are asked about at the client, if it can ask its
     user, else they wait for `snapshotd approve`.
     """
-    integrations.require("mcp")
+    with integrations.required("mcp"):  # only then: a web server, which no other command needs
+        from snapshotd.integrations.mcp import transports
+        from snapshotd.integrations.mcp.server import McpOptions, SnapshotdServer
+        from snapshotd.integrations.token_file import token_of
     if token_file is not None and port is None:
         refuse("--token-file is for --http: give a port, or leave it out")
-    from snapshotd.integrations.mcp import transports  # only then: a web server, which no other command needs
-    from snapshotd.integrations.mcp.server import McpOptions, SnapshotdServer
-    from snapshotd.integrations.token_file import token_of
 
     client = connect(ctx)
     only = None if trajectory is None else client.trajectory(trajectory).id

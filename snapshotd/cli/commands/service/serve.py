@@ -95,11 +95,11 @@ def command(ctx: click.Context, /, listen: str | None, tls_cert: Path | None, tl
 def _serve_e2b(
     ctx: click.Context, listen: str, certificate: Path | None, private_key: Path | None, options: dict[str, Any]
 ) -> int:
-    integrations.require("e2b")
-    from snapshotd.daemon.access.address import parse_listen
-    from snapshotd.integrations.e2b.keys import owners_of  # only then: a web server, which no other command needs
-    from snapshotd.integrations.e2b.listening import WireAddress
-    from snapshotd.integrations.e2b.server import E2BServer, WireOptions
+    with integrations.required("e2b"):  # only then: a web server, which no other command needs
+        from snapshotd.daemon.access.address import parse_listen
+        from snapshotd.integrations.e2b.keys import owners_of
+        from snapshotd.integrations.e2b.listening import WireAddress
+        from snapshotd.integrations.e2b.server import E2BServer, WireOptions
 
     asked = parse_listen(listen)
     if listen.startswith("https://") and certificate is None:

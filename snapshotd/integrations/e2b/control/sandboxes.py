@@ -22,7 +22,7 @@ from snapshotd.integrations.e2b.control import asking
 from snapshotd.integrations.e2b.control.building import moment
 from snapshotd.integrations.e2b.control.networks import lists_of, network_for, rules_of
 from snapshotd.integrations.e2b.control.templates import DEFAULT_TAG, TemplateCatalog
-from snapshotd.integrations.e2b.failures import WireError, failure_of, unsupported
+from snapshotd.integrations.e2b.failures import WireError, failure_of, not_found, unsupported
 from snapshotd.integrations.e2b.keys import AccessKeys
 from snapshotd.integrations.e2b.records import Box, KeptSnapshot, Records, variant_of
 from snapshotd.terms import ALLOW
@@ -141,7 +141,8 @@ class SandboxRoutes:
         ]
         found.sort(key=lambda box: (box.started_at, box.id), reverse=query.get("order", "desc") != "asc")
         page, headers = _page(found, request)
-        return JSONResponse([await self._listed(box) for box in page], headers=headers)
+        told = [await self._listed(box) for box in page]
+        return JSONResponse([one for one in told if one is not None], headers=headers)
 
     async def _get(self, owner: str, request: Request) -> Response:
         box = await self.boxes.find(owner, request.path_params["sandbox"])
@@ -152,7 +153,9 @@ class SandboxRoutes:
             "network": {"allowPublicTraffic": box.is_public, **lists_of(box.network)},
             "lifecycle": {"onTimeout": "pause" if box.pauses_at_end else "kill", "autoResume": box.resumes},
         }
-        return JSONResponse({**await self._listed(box), **more})
+        if (told := await self._listed(box)) is None:
+            raise not_found(box.id)
+        return JSONResponse({**told, **more})
 
     async def _kill(self, owner: str, request: Request) -> Response:
         await self.boxes.kill(owner, request.path_params["sandbox"])
@@ -278,20 +281,21 @@ class SandboxRoutes:
             told["alias"] = box.alias
         return told if box.is_public else {**told, "trafficAccessToken": self.keys.token(box.id, "traffic")}
 
-    async def _listed(self, box: Box) -> Json:
+    async def _listed(self, box: Box) -> Json | None:
+        """None: a person has removed it."""
         try:
             limits = (await self.client.trajectory(box.id)).limits
         except NotFound:
-            limits = None  # a person has removed it
+            return None
         told: Json = {
             "sandboxID": box.id,
             "templateID": box.template,
             "clientID": _CLIENT,
             "startedAt": moment(box.started_at),
             "endAt": moment(box.ends_at),
-            "cpuCount": max(1, round(limits.cpus)) if limits is not None else 0,
-            "memoryMB": limits.memory_bytes >> 20 if limits is not None else 0,
-            "diskSizeMB": limits.disk_bytes >> 20 if limits is not None else 0,
+            "cpuCount": max(1, round(limits.cpus)),
+            "memoryMB": limits.memory_bytes >> 20,
+            "diskSizeMB": limits.disk_bytes >> 20,
             "metadata": box.metadata,
             "state": _state(box),
             "envdVersion": ENVD_VERSION,
