@@ -360,7 +360,10 @@ def _find(inode: int) -> int | None:
             continue
         while True:
             if os.fstat(fd).st_ino == inode:
-                return fd
+                if _is_mapped_as_here(fd):
+                    return fd
+                os.close(fd)
+                return None
             try:
                 above = fcntl.ioctl(fd, _NS_GET_PARENT)
             except OSError:
@@ -370,6 +373,25 @@ def _find(inode: int) -> int | None:
                 break
             fd = above
     return None
+
+
+def _is_mapped_as_here(namespace: int) -> bool:
+    """True if a user namespace has the ids that `enter` gives one. The kernel gives the inode of one that has ended to another
+    one: of a container of this user, or of another program."""
+    user, (told, tell) = os.geteuid(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            sc.call("setns", namespace, sc.CLONE_NEWUSER)
+            with open("/proc/self/uid_map", "rb") as f:
+                os.write(tell, f.read())
+        finally:
+            os._exit(0)
+    os.close(tell)
+    with open(told) as f:
+        extents = [tuple(map(int, line.split())) for line in f]
+    os.waitpid(child, 0)
+    return extents == [(0, user, 1)] or (len(extents) == 2 and extents[1] == (RANGE_IDS, user, 1))
 
 
 def restriction() -> str:

@@ -483,6 +483,25 @@ def daemon_with(user: OrdinaryUser, **env: str) -> str:
     return user.refused("ls", env=env)
 
 
+@with_a_range
+def test_the_inode_of_a_namespace_that_has_ended_may_be_a_containers_now(user: OrdinaryUser) -> None:
+    """The kernel gives it again. A daemon whose note has it makes a user namespace of its own."""
+    user("create", "--image", "base")
+    own = int((user.state_dir / "namespace").read_text().split()[0])
+    those = {os.stat(f"/proc/{pid}/ns/user").st_ino for pid in user.processes()}
+    containers = those - {own, os.stat("/proc/self/ns/user").st_ino}
+    assert containers
+    other, note = {"SNAPSHOTD_STATE_DIR": str(user.home / "other")}, user.home / "other" / "namespace"
+    user("ls", env=other)
+    user("daemon", "--stop", env=other)
+    _, ids = note.read_text().split()
+    for inode in containers:
+        note.write_text(f"{inode} {ids}")
+        user("ls", env=other)
+        user("daemon", "--stop", env=other)
+        assert int(note.read_text().split()[0]) != inode
+
+
 @pytest.mark.long
 def test_a_state_directory_stays_with_the_range_that_it_has(small_tar: Path) -> None:
     with ordinary_users(ids=[True]) as (user,):

@@ -200,3 +200,13 @@ def test_commands_and_options_exist(page: Path) -> None:
         known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
         used = [option for word in rest for option in OPTION.findall(word)[:1] if word.startswith("-")]
         assert set(used) <= known | {"--help"}, line
+
+
+def test_every_integration_is_in_the_suites_that_ci_runs() -> None:
+    suites = (ROOT / "Makefile").read_text().partition("\nSUITES := ")[2].partition("\nsuites:")[0]
+    files = re.search(r"tests/e2e/test_%\.py,([\w\s\\]+)\)", suites)[1].replace("\\", " ").split()  # type: ignore[index]
+    assert [name for name in files if not (ROOT / f"tests/e2e/test_{name}.py").exists()] == []
+    pages = [page.stem.replace("-", "_") for page in (ROOT / "docs" / "integrations").glob("*.md")]
+    assert len(pages) > 10
+    assert [page for page in pages if not any(name.startswith(page) for name in files)] == []
+    assert "sudo make suites" in (ROOT / ".github/workflows/test.yml").read_text()

@@ -78,7 +78,7 @@ class Boxes:
         return box
 
     async def _was_removed(self, box: Box) -> bool:
-        """Whether a person has removed its trajectory. Then the server forgets it."""
+        """True if a person has removed its trajectory. Then the server forgets it."""
         try:
             await self._client.trajectory(box.id)
             return False
