@@ -104,9 +104,10 @@ def wheels() -> Path:
     return cached("verifiers-index", "\n".join(wanted), download)
 
 
-def test_a_rollout_of_verifiers(own_snap: Snap, tmp_path: Path) -> None:
+def test_a_rollout_of_verifiers(own_snap: Snap, default_tar: Path, tmp_path: Path) -> None:
     """Its own agent in the sandbox, whose model is asked through verifiers on port 80 of this machine: the one host that it reaches."""
     python = python_with("verifiers", python312(), "verifiers==0.4.0", "e2b==2.56.0")
+    own_snap("image", "import", default_tar, "--name", "full")  # it has pip and curl
     host = own_address()
     with contextlib.ExitStack() as open_now:
         index = open_now.enter_context(files_of(wheels()))
@@ -127,7 +128,7 @@ def test_a_rollout_of_verifiers(own_snap: Snap, tmp_path: Path) -> None:
         }
         agent = {
             "harness": {"env": packages},
-            "runtime": {"type": "e2b", "image": "default", "creates_per_sec": None, "allow": []},
+            "runtime": {"type": "e2b", "image": "full", "creates_per_sec": None, "allow": []},
         }
         tunnel = {"type": "custom", "url": f"http://{host}", "port": 80}
         config = {
@@ -146,7 +147,7 @@ def test_a_rollout_of_verifiers(own_snap: Snap, tmp_path: Path) -> None:
         vf_eval = "from verifiers.v1.cli.eval.main import main; main()"
         evaluate = [python, "-c", vf_eval, "@", tmp_path / "rollout.json", "--no-rich"]
         run(server, tmp_path, "env", f"PYTHONPATH={PROGRAMS}", f"MODEL_KEY={KEY}", *evaluate)
-        assert model.asked() == [0, 1, 2]
+        assert model.asked() == [0, 1, 2], (tmp_path / "outputs/run/traces.jsonl").read_text()
     (episode,) = map(json.loads, (tmp_path / "outputs" / "run" / "traces.jsonl").read_text().splitlines())
     (trace,) = episode["traces"]
     assert (trace["stop_condition"], trace["errors"]) == ("agent_completed", [])
