@@ -62,10 +62,14 @@ def test_a_full_disk_leaves_no_half_line_in_front_of_what_comes_later(tmp_path: 
         reader = threading.Thread(target=lambda: seen.extend(e["event"] for e in follow))
         reader.start()
         line = {"event": "output", "stream": "stdout", "data_b64": "x" * 10_000}
+
+        def fill() -> None:
+            while True:
+                log.append(line)
+
         try:
             with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
-                while True:
-                    log.append(line)
+                fill()
             log.append({"event": "finished"})
         finally:
             ended.set()
