@@ -90,7 +90,7 @@ class EventLog:
         with open(self._path, "rb", buffering=0) as f:
             while True:
                 with self._changed:
-                    end = self._bytes  # what is behind may be taken back
+                    end = self._bytes  # a line behind it may be taken back
                     if at == end:
                         if self.finished or not (wait if isinstance(wait, bool) else wait()):
                             return
