@@ -211,7 +211,12 @@ def _allowing(text: str) -> HostRule:
     return rule
 
 
-_PRIVATE_6 = tuple(map(ipaddress.IPv6Network, ("fc00::/7", "fe80::/10", "::1/128")))
+_PRIVATE_6 = tuple(map(ipaddress.IPv6Network, ("fc00::/7", "fe80::/10", "fec0::/10", "::1/128")))
+_NEAR_4 = tuple(map(ipaddress.IPv4Network, ("100.64.0.0/10", "192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32")))
+"""Addresses that Python does not call private, and that are no host of the Internet either: those of providers' NAT (RFC
+6598) and of protocols (RFC 6890; one is a cloud's metadata), of relays (RFC 7526), and the host of Azure's machines."""
+_INTERNET_6 = ipaddress.IPv6Network("2000::/3")
+"""All that has been given to the Internet (RFC 4291 2.4); of the rest, Python calls much global."""
 
 
 def _is_meant(addresses: _Range, *, own: bool) -> bool:
@@ -219,11 +224,20 @@ def _is_meant(addresses: _Range, *, own: bool) -> bool:
         return True
     if isinstance(addresses, ipaddress.IPv6Network):
         return any(addresses.subnet_of(private) for private in _PRIVATE_6)
-    return addresses.is_private or addresses.subnet_of(_SHARED)
+    return addresses.is_private or any(addresses.subnet_of(near) for near in _NEAR_4)
 
 
-_SHARED = ipaddress.IPv4Network("100.64.0.0/10")
-"""Addresses of providers' NAT (RFC 6598), which Python calls neither private nor public."""
+def is_public(address: Address) -> bool:
+    """True if it is an address of the Internet: no loopback, private network, link, cloud metadata or multicast."""
+    if not address.is_global or address.is_multicast:
+        return False
+    if isinstance(address, ipaddress.IPv6Address):
+        return address in _INTERNET_6 and not any(address in part for part in _EMBEDDING)
+    return not any(address in near for near in _NEAR_4)
+
+
+_EMBEDDING = tuple(map(ipaddress.IPv6Network, ("2002::/16", "2001::/32")))
+"""IPv6 addresses of the Internet that carry an IPv4 address, which would be reached through some gateway (RFC 3056, 4380)."""
 
 
 @dataclass(frozen=True, slots=True)

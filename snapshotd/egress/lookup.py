@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from snapshotd.egress.base import NotAllowed
-from snapshotd.network import Address, HostRules
+from snapshotd.network import Address, HostRules, is_public
 
 _KEPT_S, _FAILURE_KEPT_S = 60.0, 5.0
 """The resolver of the C library does not say for how long an answer is good."""
@@ -24,8 +24,6 @@ _THREADS = 8
 MOST_WAITING = 64
 """Lookups under way. More fail at once: a name server that does not answer must not hold everything up."""
 _DEADLINE_S = 15.0
-_EMBEDDING = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96")))
-"""IPv6 addresses that carry an IPv4 address, which would be reached through some gateway (RFC 6052, 8215, 3056, 4380)."""
 
 Found = tuple[Address, ...]
 
@@ -37,13 +35,6 @@ def plain(text: str) -> Address:
     address = ipaddress.ip_address(text)
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
-
-
-def is_public(address: Address) -> bool:
-    """True if it is an address of the Internet: no loopback, private network, link, cloud metadata or multicast."""
-    if isinstance(address, ipaddress.IPv6Address) and any(address in part for part in _EMBEDDING):
-        return False
-    return address.is_global and not address.is_multicast
 
 
 def is_own(address: Address) -> bool:

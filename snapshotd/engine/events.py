@@ -8,6 +8,7 @@ output from there.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -51,7 +52,8 @@ class EventLog:
         return self._bytes >= self._max_bytes
 
     def append(self, event: Event) -> None:
-        """Record one event. Not an error after the end (a late line of output is dropped)."""
+        """Record one event. Not an error after the end (a late line of output is dropped). OSError, and nothing of it is
+        recorded: the disk is full."""
         line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
         with self._changed:
             if self._file is None:
@@ -63,8 +65,7 @@ class EventLog:
                 self.left_out["stdout"] = self.left_out["stderr"] = 0
             elif event["event"] != "finished" and not self.full and self._bytes + len(line) >= self._max_bytes:
                 line += json.dumps(_FULL).encode() + b"\n"
-            self._file.write(line)
-            self._bytes += len(line)
+            self._write(line)
             if event["event"] == "finished":
                 self.finished = True
                 self._file.close()
@@ -72,22 +73,35 @@ class EventLog:
                 self._watch.publish(event)
             self._changed.notify_all()
 
+    def _write(self, line: bytes) -> None:
+        """Whole, or nothing of it: what stands behind half a line could not be read any more. OSError."""
+        assert self._file is not None
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # a full disk takes a part without an error
+        except OSError:
+            self._file.truncate(self._bytes)
+            raise
+        self._bytes += len(line)
+
     def follow(self, *, wait: Wait) -> Iterator[Event]:
         """All events from the beginning; until `finished`, as long as `wait` is true."""
-        with open(self._path, "rb") as f:
+        at, held = 0, b""
+        with open(self._path, "rb", buffering=0) as f:
             while True:
-                line = f.readline()
-                if line.endswith(b"\n"):
-                    yield json.loads(line)
-                    continue
-                f.seek(-len(line), 1)
                 with self._changed:
-                    if self.finished or not (wait if isinstance(wait, bool) else wait()):
-                        if f.read(1):
-                            f.seek(-1, 1)
-                            continue
-                        return
-                    self._changed.wait(_LOOK_S)
+                    end = self._bytes  # a line behind it may be taken back
+                    if at == end:
+                        if self.finished or not (wait if isinstance(wait, bool) else wait()):
+                            return
+                        self._changed.wait(_LOOK_S)
+                        continue
+                piece = f.read(min(_PIECE_BYTES, end - at))
+                if not piece:
+                    return  # another run has the file
+                at += len(piece)
+                *lines, held = (held + piece).split(b"\n")
+                yield from map(json.loads, lines)
 
 
 def _without_half_a_line(path: Path) -> int:

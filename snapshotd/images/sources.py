@@ -19,6 +19,7 @@ from snapshotd.images.archive_file import FolderBlobs, ImageArchive, TarBlobs, l
 from snapshotd.images.config import DEFAULT_WORKDIR
 from snapshotd.images.decompress import drain, plain
 from snapshotd.images.hashing import HashingReader
+from snapshotd.kernel import files
 from snapshotd.types import new_id
 
 MAX_ARCHIVE_BYTES = 64 << 30
@@ -125,7 +126,7 @@ def _seekable(raw: BinaryIO, what: str, scratch: Path) -> Iterator[BinaryIO]:
             left -= len(data)
             if left < 0:
                 raise LimitExceeded(f"{what} is larger than {MAX_ARCHIVE_BYTES} bytes when it is unpacked")
-            file.write(data)
+            files.write_all(file.fileno(), data)  # `write` takes a part without an error when the disk is full
         file.seek(0)
         yield file
 

@@ -155,3 +155,8 @@ def test_model_calls_are_spans(plugged: Snap, endpoint: Endpoint, tmp_path: Path
         assert told["gen_ai.operation.name"] == "chat"
         assert told["gen_ai.request.model"] == call["name"]
         assert told["gen_ai.usage.output_tokens"] > 0
+
+
+def test_a_question_for_help_is_no_trajectory() -> None:
+    done = subprocess.run(command("--help"), cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert "TRAJECTORY" in done.stdout

@@ -7,7 +7,7 @@ import ipaddress
 import pytest
 
 from snapshotd.errors import LimitExceeded, UsageError
-from snapshotd.network import HostRules, Network
+from snapshotd.network import HostRules, Network, is_public
 
 ADDRESS = ipaddress.ip_address
 
@@ -104,6 +104,29 @@ def test_addresses() -> None:
     assert HostRules(["10.1.2.3:5432"]).names_range(ADDRESS("10.1.2.3"), 5432, own=False)
     assert not HostRules(["10.1.2.3:5432"]).names_range(ADDRESS("10.1.2.3"), 443, own=False)
     assert not HostRules(["52.1.2.0/24"]).names_range(ADDRESS("52.1.2.3"), 443, own=True)
+
+
+NOT_OF_THE_INTERNET = """
+127.0.0.1 0.0.0.0 10.0.0.1 172.16.0.1 192.168.0.1 169.254.169.254 100.64.0.1 100.100.100.200 192.0.0.192 192.0.2.1
+192.88.99.1 168.63.129.16 198.18.0.1 224.0.0.1 240.0.0.1 255.255.255.255 ::1 :: ::7f00:1 fe80::1 fec0::1 fc00::1
+fd00:ec2::254 ff02::1 64:ff9b::7f00:1 64:ff9b:1::7f00:1 2002:7f00:1:: 2001::1 2001:db8::1 4000::1 5f00::1
+"""
+
+
+def test_addresses_that_are_not_of_the_internet() -> None:
+    assert [text for text in NOT_OF_THE_INTERNET.split() if is_public(ADDRESS(text))] == []
+
+
+def test_addresses_of_the_internet() -> None:
+    for address in ("8.8.8.8", "168.63.129.17", "192.0.1.1", "2606:4700::1111", "2a00:1450::1"):
+        assert is_public(ADDRESS(address)), address
+    for rule, address in [
+        ("168.63.129.16", "168.63.129.16"),
+        ("192.0.0.0/24", "192.0.0.192"),
+        ("[fec0::]/10", "fec0::1"),
+    ]:
+        assert HostRules([rule]).names_range(ADDRESS(address), 443, own=False), rule
+    assert not HostRules(["168.63.0.0/16"]).names_range(ADDRESS("168.63.129.16"), 443, own=False)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -21,6 +22,8 @@ from snapshotd.config import places
 from snapshotd.errors import SnapshotdError, UsageError
 
 _END_S = 5.0
+_WORD = re.compile(r"[\w.:][\w.:@%+=-]*")
+"""A user or a host: no option of ssh, and nothing that a shell would see more in (a `ProxyCommand` passes both to one)."""
 
 
 class SshWay:
@@ -35,13 +38,14 @@ class SshWay:
             port = parts.port
         except ValueError:
             parts, port = urlsplit("ssh://"), None
-        name, user = parts.hostname or "", parts.username
-        if not name or name.startswith("-") or (user or "").startswith("-") or parts.password or parts.query:
+        name, user = parts.hostname or "", None if parts.username is None else unquote(parts.username)
+        words = [name, *([] if user is None else [user])]
+        if not all(map(_WORD.fullmatch, words)) or not host.isprintable() or parts.password or parts.query:
             raise UsageError(
                 f"{host[:80]!r} is no machine for ssh; write ssh://USER@HOST, and :PORT if it is another one"
             )
         self.place = host
-        self._target = name if user is None else f"{unquote(user)}@{name}"
+        self._target = name if user is None else f"{user}@{name}"
         remote = ["snapshotd", *(["--socket", unquote(parts.path)] if parts.path not in ("", "/") else []), "dial"]
         self._argv = [
             "ssh",

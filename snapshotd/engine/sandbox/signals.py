@@ -15,6 +15,10 @@ _GONE_S, _LOOK_S = 10.0, 0.002
 """Seconds to wait for killed processes, and between two looks; no event exists for the end of another's child."""
 
 
+_NOBODY = -1
+"""The number of no process: that of one that has ended may be another's by now."""
+
+
 def send(sandbox: Sandbox, command: ClientCommand, process: Process, number: int) -> bool:
     """Send a signal to a command's process group, as a terminal does; SIGKILL, to all that the command started. False if
     nothing of that is alive. Caller holds the sandbox's lock. SandboxFailed: its container is ending."""
@@ -58,6 +62,14 @@ def end_service(sandbox: Sandbox, service: ClientCommand) -> None:
     others have meanwhile."""
     _end(sandbox, [service])
     sandbox.use.wait_for_services(CUT_OFF_DEADLINE_S, service)
+
+
+def end_rest(sandbox: Sandbox, mark: str) -> None:
+    """End what a command of this mark has started and left, which has ended itself. SandboxFailed: its container is
+    ending."""
+    with sandbox.lock:
+        killed = sandbox.kill(lambda pids: started_by(_NOBODY, pids, mark))
+    wait_until_gone(killed)
 
 
 def _end(sandbox: Sandbox, commands: Iterable[ClientCommand]) -> None:

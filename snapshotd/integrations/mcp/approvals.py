@@ -9,24 +9,31 @@ that decides, and the client repeats it after that.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from typing import Any
+from collections.abc import Awaitable, Callable
 
+import anyio
 from mcp.server.elicitation import render_elicitation_schema
 from mcp.server.mcpserver import Context
+from mcp.shared.exceptions import MCPError
 from mcp_types import ElicitRequest, ElicitRequestFormParams, ElicitResult, InputRequiredResult
 from mcp_types.version import is_version_at_least
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from snapshotd.api.approvals import ApprovalInfo
 from snapshotd.api.record import Json
 from snapshotd.client import AsyncSnapshotd
-from snapshotd.errors import Conflict, Denied
+from snapshotd.errors import Conflict, Denied, SnapshotdError
 
 _INPUT_REQUIRED = "2026-07-28"
 """The protocol's first version in which a question is an answer, and the call is repeated."""
 _SHOWN_CHARS = 8000
+_REASON_CHARS = 2000
+_LOOK_S = 0.5
+"""Seconds between two looks whether somebody has decided elsewhere."""
+Ask = Callable[[], Awaitable[ApprovalInfo | None]]
 
 
 class ApprovalForm(BaseModel):
@@ -47,22 +54,28 @@ class PersonsAnswers:
         the client. `at` names the moment: the head, or the call's key. Denied, with what to do next."""
         told = json.dumps([tool, arguments, at], sort_keys=True)
         call = f"mcp-{hashlib.blake2b(told.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}"
-        approval = await self._client.ask(trajectory, call, tool, arguments)
+
+        async def ask() -> ApprovalInfo | None:
+            return await self._client.ask(trajectory, call, tool, arguments)
+
+        approval = await ask()
         if approval is not None and approval.status == "pending":
-            reply = await self._reply(context, approval)
+            reply = await self._reply(context, approval, ask)
             if isinstance(reply, InputRequiredResult):
                 return reply
             if reply is not None:
                 await self._decide(context, approval, reply)
-            approval = await self._client.ask(trajectory, call, tool, arguments)
+            approval = await ask()
         if approval is None:
             return arguments
         if approval.status == "approved":
             return approval.edited[0] if approval.edited else arguments
         raise _refusal(approval)
 
-    async def _reply(self, context: Context, approval: ApprovalInfo) -> ElicitResult | InputRequiredResult | None:
-        """None: the client asks nobody."""
+    async def _reply(
+        self, context: Context, approval: ApprovalInfo, ask: Ask
+    ) -> ElicitResult | InputRequiredResult | None:
+        """None: the client asks nobody, or has not understood the question, or somebody has decided elsewhere."""
         capabilities = context.client_capabilities
         if not self._elicits or capabilities is None or capabilities.elicitation is None:
             return None
@@ -74,9 +87,25 @@ class PersonsAnswers:
         )
         if is_version_at_least(context.protocol_version or "", _INPUT_REQUIRED):
             return InputRequiredResult(input_requests={approval.id: ElicitRequest(params=params)})
-        reply: ElicitResult = await context.session.elicit_form(
-            params.message, params.requested_schema, related_request_id=context.request_id
-        )
+        return await self._elicited(context, params, ask)
+
+    async def _elicited(self, context: Context, params: ElicitRequestFormParams, ask: Ask) -> ElicitResult | None:
+        """The client's answer. The question is taken back when somebody decides elsewhere meanwhile."""
+        reply: ElicitResult | None = None
+        async with anyio.create_task_group() as group:
+
+            async def look() -> None:
+                with contextlib.suppress(SnapshotdError):  # the caller asks again, and gets it
+                    while (now := await ask()) is not None and now.status == "pending":
+                        await anyio.sleep(_LOOK_S)
+                group.cancel_scope.cancel()
+
+            group.start_soon(look)
+            with contextlib.suppress(MCPError, ValidationError):  # the client's own failure is no decision
+                reply = await context.session.elicit_form(
+                    params.message, params.requested_schema, related_request_id=context.request_id
+                )
+            group.cancel_scope.cancel()
         return reply
 
     async def _decide(self, context: Context, approval: ApprovalInfo, reply: ElicitResult) -> None:
@@ -85,7 +114,8 @@ class PersonsAnswers:
         client = context.session.client_params
         name = client.client_info.name if client is not None and client.client_info is not None else "a client"
         by = "".join(char for char in f"a person at {name}"[:100] if char.isprintable())
-        why: Any = content.get("reason") or None
+        reason = content.get("reason")  # a client may send anything
+        why = reason[:_REASON_CHARS] or None if isinstance(reason, str) else None
         try:
             if reply.action == "accept" and content.get("approve") is True:
                 await self._client.approve(approval.id, by=by, reason=why)
@@ -110,7 +140,7 @@ def _refusal(approval: ApprovalInfo) -> Denied:
     short, why = approval.id[:12], f": {approval.reason}" if approval.reason else ""
     if approval.status == "pending":
         return Denied(
-            f"a person has to decide about this call of {approval.name} first, and none was asked here: `snapshotd approve {short}` or "
+            f"a person has to decide about this call of {approval.name} first, and nobody has here: `snapshotd approve {short}` or "
             f"`snapshotd deny {short}` decides (digest {approval.digest}); make the same call again after that"
         )
     return Denied(

@@ -9,13 +9,19 @@ no other address to listen on: the protocol has no encryption of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
+import json
 from collections.abc import Callable
 from typing import Any
 
 import anyio
 from mcp.server.mcpserver import MCPServer
+from mcp.server.stdio import stdio_server
 from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared.message import SessionMessage
+from mcp_types import INVALID_REQUEST, PARSE_ERROR, ErrorData, JSONRPCError
+from pydantic import ValidationError
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -26,11 +32,52 @@ _CONNECTIONS_MAX = 256
 
 
 def serve_stdio(server: MCPServer[Any]) -> None:
-    """Serve the one client at standard input and output until the input ends. Calls that run are cancelled then."""
+    """Serve the one client at standard input and output until the input ends, or nobody reads the output. Calls that run
+    are cancelled then."""
     try:
-        anyio.run(server.run_stdio_async)
-    except (KeyboardInterrupt, asyncio.CancelledError):
+        anyio.run(_serve_stdio, server)
+    except* (KeyboardInterrupt, asyncio.CancelledError, BrokenPipeError):
         pass
+
+
+async def _serve_stdio(server: MCPServer[Any]) -> None:
+    """As the SDK does; but a line that is no message has an answer, where the SDK drops it and the client waits."""
+    inner = server._lowlevel_server
+    checked, messages = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    async with stdio_server() as (lines, answers), anyio.create_task_group() as group:
+
+        async def check() -> None:
+            async with checked:
+                async for item in lines:
+                    if isinstance(item, SessionMessage):
+                        await checked.send(item)
+                    elif (error := _refusal(item)) is not None:
+                        await answers.send(SessionMessage(error))
+
+        group.start_soon(check)
+        await inner.run(messages, answers, inner.create_initialization_options())
+        group.cancel_scope.cancel()
+
+
+def _refusal(failure: Exception) -> JSONRPCError | None:
+    """The answer to a line that is no message, with the id of the request that it was meant to be, if that can be read.
+    None: it is empty."""
+    if not isinstance(failure, ValidationError):
+        raise failure
+    first, *_ = found = failure.errors()
+    code, said = INVALID_REQUEST, "Invalid Request: it is no message of JSON-RPC 2.0"
+    message: Any = next((one["input"] for one in found if one["type"] == "missing"), None)
+    if first["type"] == "json_invalid":
+        if not first["input"].strip():
+            return None
+        code, said = PARSE_ERROR, f"Parse error: {first['msg'][:200]}"
+        with contextlib.suppress(ValueError, RecursionError):
+            message = json.loads(first["input"])  # takes half a character, which the SDK does not
+    given = message.get("id") if isinstance(message, dict) and "method" in message else None
+    number = given if isinstance(given, int | str) and not isinstance(given, bool) else None
+    if isinstance(number, str):
+        number = number.encode("utf-8", "replace").decode()
+    return JSONRPCError(jsonrpc="2.0", id=number, error=ErrorData(code=code, message=said))
 
 
 def serve_http(server: MCPServer[Any], port: int, token: str, on_ready: Callable[[str], object]) -> None:

@@ -3,6 +3,7 @@ now on. Where to and how is said by OpenTelemetry's own variables, such as OTEL_
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import sys
@@ -14,7 +15,14 @@ from snapshotd.errors import SnapshotdError
 from snapshotd.integrations.otel.exporting import export, follow
 
 
-def main(refs: list[str]) -> int:
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python3 -m snapshotd.integrations.otel",
+        description="Export the spans of trajectories, once; without one, of all that happens from now on.",
+        epilog="OTEL_EXPORTER_OTLP_ENDPOINT says where they go.",
+    )
+    parser.add_argument("refs", nargs="*", metavar="TRAJECTORY")
+    refs: list[str] = parser.parse_args(arguments).refs
     client, exporter = AsyncSnapshotd(), OTLPSpanExporter()
     try:
         with contextlib.suppress(KeyboardInterrupt):

@@ -145,6 +145,12 @@ def test_a_certificate_may_be_known_by_who_signed_it(daemon: Daemon, place: dict
         "ssh://",
         "ssh://-oProxyCommand=x",
         "ssh://-x@a",
+        "ssh://%2Dx@a",
+        "ssh://a;b",
+        "ssh://a$(b)@c",
+        "ssh://a%20b@c",
+        "ssh://a%60b%60@c",
+        "ssh://a\nb",
         "https://a:99999",
     ],
 )

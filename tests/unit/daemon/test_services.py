@@ -176,6 +176,14 @@ def test_it_is_started_again_as_often_as_it_says(box: Sandbox) -> None:
     assert [one.info.restarts for one in box.commands()] == [0, 1, 2]
 
 
+def test_what_it_has_left_running_is_ended_before_it_is_started_again(box: Sandbox) -> None:
+    """The shell in front of a server was killed, and the server has its lock (or port) still."""
+    server = "setsid flock lock sh -c 'echo began >> starts; exec sleep 1000' & wait"
+    box.exec(server, service=ServiceOptions("web", ready="test -e starts", restarts=1))
+    box.command("web").signal(15)
+    eventually(lambda: starts(box) == 2)
+
+
 def test_it_does_not_keep_a_sandbox_from_idling(box: Sandbox) -> None:
     box.exec("exec sleep 1000", service="web", idle_timeout=0.1)
     eventually(lambda: box.info.status == "stopped")

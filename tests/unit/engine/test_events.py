@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import base64
+import errno
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from snapshotd.engine.base import Event, Stream, output_event
 from snapshotd.engine.events import EventLogs, completed
 from snapshotd.types import TrajectoryID
+from tests.loop_disk import memory_disk
 
 RUN = TrajectoryID("0" * 32)
 MAX_BYTES = 32 << 20
@@ -44,6 +49,36 @@ def test_half_a_line_after_a_crash_is_left_out(tmp_path: Path) -> None:
     with open(tmp_path / "runs" / f"{RUN}.ndjson", "ab") as f:
         f.write(b'{"event": "outp')
     assert [e["event"] for e in EventLogs(tmp_path / "runs", MAX_BYTES).follow(RUN, wait=True)] == ["started"]
+
+
+def test_a_full_disk_leaves_no_half_line_in_front_of_what_comes_later(tmp_path: Path) -> None:
+    with memory_disk(tmp_path, "256k") as disk:
+        logs = EventLogs(disk / "runs", MAX_BYTES)
+        log = logs.begin(RUN)
+        log.append({"event": "started"})
+        seen: list[str] = []
+        ended = threading.Event()
+        follow = logs.follow(RUN, wait=lambda: not ended.is_set())
+        reader = threading.Thread(target=lambda: seen.extend(e["event"] for e in follow))
+        reader.start()
+        line = {"event": "output", "stream": "stdout", "data_b64": "x" * 10_000}
+
+        def fill() -> None:
+            while True:
+                log.append(line)
+
+        try:
+            with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+                fill()
+            log.append({"event": "finished"})
+        finally:
+            ended.set()
+            reader.join(30)
+        assert seen[0] == "started"
+        assert set(seen[1:-1]) == {"output"}
+        assert seen[-1] == "finished"
+        again = EventLogs(disk / "runs", MAX_BYTES)
+        assert [e["event"] for e in again.follow(RUN, wait=True)] == seen, "another daemon reads the file"
 
 
 def test_endless_output_does_not_fill_the_disk(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from snapshotd.engine.runs import folder_mode, ports
 from snapshotd.engine.runs.commands import Commands
 from snapshotd.engine.runs.services.declarations import REMOVED, Declarations, name_of, requested, unknown, written
 from snapshotd.engine.sandbox.sandbox import ClientCommand, Sandbox
-from snapshotd.engine.sandbox.signals import end_service, end_services
+from snapshotd.engine.sandbox.signals import end_rest, end_service, end_services
 from snapshotd.engine.sandbox.step import StepListener
 from snapshotd.errors import Conflict, SandboxFailed, SnapshotdError
 from snapshotd.failpoints import hit
@@ -220,6 +220,7 @@ class SandboxServices:
                     return
                 restarts += 1
                 try:
+                    end_rest(sandbox, info.id)  # it may have the port still, or a lock
                     self._start(sandbox, service, self._again(sandbox, restarts))
                     return
                 except (SnapshotdError, OSError) as exc:

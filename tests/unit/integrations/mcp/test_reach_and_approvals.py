@@ -137,6 +137,42 @@ def test_without_a_person_at_the_client_the_call_waits(gated: Daemon, mode: str,
     play(gated, scene, mode, elicits=elicits, elicitation_callback=None if elicits else answering([], approve=True))
 
 
+def test_a_person_elsewhere_decides_while_the_client_asks(gated: Daemon) -> None:
+    async def asked(_context: Any, params: Any) -> Any:
+        (waiting,) = [one for one in await client_of(gated).approvals("pending") if one.digest in params.message]
+        await client_of(gated).approve(waiting.id, by="ann")
+        await asyncio.Event().wait()  # nobody at the client answers
+
+    async def scene(call: Spoken) -> None:
+        box = (await call("create"))["id"]
+        assert (await call("exec", trajectory=box, command="echo deploy"))["stdout"] == "deploy\n"
+
+    play(gated, scene, "legacy", elicitation_callback=asked)
+
+
+@pytest.mark.parametrize("reason", [["a"], "x" * 100_000, "\x00", 1])
+def test_a_reason_may_be_anything(gated: Daemon, reason: Any) -> None:
+    async def scene(call: Spoken) -> None:
+        box = (await call("create"))["id"]
+        assert (await call("exec", trajectory=box, command="echo deploy"))["stdout"] == "deploy\n"
+
+    play(gated, scene, "legacy", elicitation_callback=answering([], approve=True, reason=reason))
+
+
+def test_a_client_that_fails_to_ask_decides_nothing(gated: Daemon) -> None:
+    async def asked(_context: Any, _params: Any) -> Any:
+        from mcp_types import ErrorData
+
+        return ErrorData(code=-1, message="the window was closed")
+
+    async def scene(call: Spoken) -> None:
+        box = (await call("create"))["id"]
+        code, message = await call.fails("exec", trajectory=box, command="echo deploy")
+        assert (code, "snapshotd approve" in message) == ("Denied", True), message
+
+    play(gated, scene, "legacy", elicitation_callback=asked)
+
+
 def test_a_rule_for_commands_holds_for_every_tool_that_runs_one(gated: Daemon) -> None:
     async def scene(call: Spoken) -> None:
         box = (await call("create"))["id"]

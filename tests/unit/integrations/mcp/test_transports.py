@@ -1,10 +1,14 @@
-"""HTTP on the loopback: who gets in."""
+"""HTTP on the loopback: who gets in; and lines on standard input that are no messages."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import stat
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from snapshotd.client import AsyncSnapshotd
 from snapshotd.errors import Conflict, NotPermitted, SnapshotdError, UsageError
 from snapshotd.integrations.token_file import token_of
 from tests.mcp_rig import server_over
+from tests.unit.daemon.process import Daemon
 
 TOKEN = "t" * 32
 HELLO = {
@@ -109,3 +114,54 @@ def test_a_taken_port(transports: Any, server: Any) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         transports.serve_http(server, 0, TOKEN, again)
+
+
+@pytest.fixture
+def stdio(shared_daemon: Daemon) -> Iterator[subprocess.Popen[bytes]]:
+    """`snapshotd mcp` after its handshake."""
+    command = [sys.executable, "-m", "snapshotd", "--socket", str(shared_daemon.socket_path), "mcp"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert _answer(process, json.dumps(HELLO).encode())["id"] == 1
+        yield process
+        process.kill()
+
+
+def _answer(process: subprocess.Popen[bytes], line: bytes) -> Any:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(line + b"\n")
+    return json.loads(process.stdout.readline())
+
+
+def test_a_line_that_is_no_message_is_answered(stdio: subprocess.Popen[bytes]) -> None:
+    call = b'{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "list", "arguments": {"x": %s}}}'
+    for line, number, code in [
+        (b"{", None, -32700),
+        (call % b'"\\ud800"', 7, -32700),
+        (call % (b"[" * 100_000), None, -32700),
+        (b'{"jsonrpc": "1.0", "id": "a", "method": "ping"}', "a", -32600),
+        (b'{"jsonrpc": "2.0", "id": 8, "method": "ping", "params": [1]}', 8, -32600),
+        (b'{"jsonrpc": "2.0", "id": 9, "result": null}', None, -32600),  # an answer is no request
+        (b'{"jsonrpc": "2.0", "id": "\\ud800", "method": "ping"}', "?", -32700),
+        (b"[]", None, -32600),
+    ]:
+        answer = _answer(stdio, line)
+        assert (answer["id"], answer["error"]["code"]) == (number, code), line[:100]
+    assert _answer(stdio, b'\n{"jsonrpc": "2.0", "id": 10, "method": "ping"}') == {
+        "jsonrpc": "2.0",
+        "id": 10,
+        "result": {},
+    }
+
+
+def test_a_client_that_reads_no_more_is_no_defect(stdio: subprocess.Popen[bytes]) -> None:
+    assert stdio.stdin is not None
+    assert stdio.stdout is not None
+    assert stdio.stderr is not None
+    stdio.stdout.close()
+    stdio.stdin.write(b'{"jsonrpc": "2.0", "id": 2, "method": "ping"}\n')
+    stdio.stdin.close()
+    assert stdio.stderr.read() == b""
+    assert stdio.wait(60) == 0
