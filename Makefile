@@ -59,7 +59,7 @@ test: $(STAMPS)/packages-develop $(STAMPS)/warm lint
 test-all: $(STAMPS)/packages-develop $(STAMPS)/warm lint
 	SNAPSHOTD_TEST=all $(PYTEST_ALL) $(PYTEST_ARGS)
 
-# What the frameworks of docs/integrations ship to test a plug, and real runs with them, at the versions that these files name. None is skipped.
+# What the frameworks of docs/integrations ship to test a plug, and real runs with them, at the versions that these files name.
 SUITES := tests/unit/integrations/langgraph/test_conformance.py $(patsubst %,tests/e2e/test_%.py,mcp mcp_agents e2b e2b_bounds e2b_frameworks \
 	openai_agents claude_agent_sdk deepagents inspect_ai nemo_gym mini_swe_agent swe_rex langgraph otel cut_off_writes)
 suites: export SNAPSHOTD_REQUIRE := root,runc,slirp4netns,docker,python3.12
