@@ -533,6 +533,7 @@ def test_requests_that_nobody_should_make(box: Any, server: Served, own_snap: Sn
         (400, "POST", "/sandboxes", b"[]", key),
         (400, "POST", "/sandboxes", b'{"timeout":-1}', key),
         (400, "POST", "/sandboxes", b'{"metadata":{"a":1}}', key),
+        (400, "POST", "/sandboxes", b'{"envVars":{"A=B":"x"}}', key),
         (400, "POST", "/sandboxes", b'{"templateID":"../up"}', key),
         (413, "POST", "/sandboxes", b" " * (2 << 20), key),
         (400, "POST", f"{one}/timeout", b"{}", key),

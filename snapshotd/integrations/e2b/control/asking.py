@@ -45,6 +45,17 @@ def texts(given: Json, name: str) -> dict[str, str]:
     return found
 
 
+def variables(given: Json, name: str) -> dict[str, str]:
+    """Variables of an environment: with another name no command of the sandbox could start."""
+    found = texts(given, name)
+    for key in found:
+        if not key or "=" in key or not key.isprintable():
+            raise WireError(
+                "invalid_argument", f"{key[:40]!r} of `{name}` cannot be the name of a variable; leave it out"
+            )
+    return found
+
+
 def maybe_text(given: Json, name: str) -> str | None:
     found = given.get(name)
     if found is not None and (not isinstance(found, str) or "\0" in found):

@@ -89,7 +89,7 @@ class SandboxRoutes:
             started_at=now,
             ends_at=now + asking.seconds(given),
             metadata=asking.texts(given, "metadata"),
-            env=asking.texts(given, "envVars"),
+            env=asking.variables(given, "envVars"),
             pauses_at_end=given.get("autoPause") is True,
             resumes=isinstance(resumes, dict) and resumes.get("enabled") is True,
             is_public=net.get("allowPublicTraffic") is not False,
