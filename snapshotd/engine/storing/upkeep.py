@@ -23,7 +23,7 @@ from snapshotd.engine.storing.archive_queue import TAGS_RECORD, Archive
 from snapshotd.engine.storing.archiver import Archiver, ToldOfPeers
 from snapshotd.engine.storing.cold import Cold
 from snapshotd.engine.storing.retention import RetentionDecision
-from snapshotd.errors import DataLoss, NotFound
+from snapshotd.errors import DataLoss, NotFound, Unsupported
 from snapshotd.failpoints import hit
 from snapshotd.repo.base import CheckResult, Reclaimed, Roots
 from snapshotd.terms import number_of
@@ -289,8 +289,16 @@ class Upkeep:
         with self._one_at_a_time:
             with self._archive.paused():
                 sizes = self._output_sizes()
-                repaired = self._archiver.repair(progress)
-                actions = list(repaired.actions)
+                given_up = self._drop_spooled()
+                try:
+                    repaired = self._archiver.repair(progress)
+                except Unsupported:  # the packs are a fleet's
+                    if not given_up:
+                        raise
+                    self._archive.retry()
+                    self._context.catalog.flush()
+                    return RepairInfo(tuple(given_up), ())
+                actions = [*given_up, *repaired.actions]
                 progress("checking every byte")
                 bad = self._unreadable(progress)
                 actions += self._images_again(bad)
@@ -350,7 +358,23 @@ class Upkeep:
         ]
         gone = {BlobID(blob) for _, blobs in having for blob in blobs}
         self._context.catalog.forget_outputs({blob: sizes.get(blob) for blob in gone})
-        return [f"an output of snapshot {short(s.id)} is damaged and was given up" for s, blobs in having if blobs]
+        return [_given_up(s) for s, blobs in having if blobs]
+
+    def _drop_spooled(self) -> list[str]:
+        """A damaged output that is not stored yet must not keep its snapshot, and those after it, from being stored."""
+        context, gone = self._context, dict[BlobID, int | None]()
+        for blob in context.catalog.unstored_blobs():
+            try:
+                if not context.repo.contains(blob):
+                    for _ in context.spool.load_blob(blob):
+                        pass
+            except (DataLoss, NotFound):
+                gone[blob] = None
+                with suppress(DataLoss, NotFound):
+                    gone[blob] = context.spool.size_bytes(blob)
+        having = context.catalog.get_snapshots(context.catalog.unstored()).values() if gone else ()
+        context.catalog.forget_outputs(gone, spooled=True)
+        return [_given_up(s) for s in having if gone.keys() & set(s.call.outputs)]
 
     def _records_again(self, bad: set[str]) -> list[str]:
         """The catalog has everything that a record says."""
@@ -385,6 +409,10 @@ class Upkeep:
             cache_bytes=0 if context.cache is None else context.cache.used_bytes(),
             cache_budget_bytes=0 if context.cache is None else context.cache.budget_bytes,
         )
+
+
+def _given_up(snapshot: Snapshot) -> str:
+    return f"an output of snapshot {short(snapshot.id)} is damaged and was given up"
 
 
 def _directory_bytes(path: str) -> int:
