@@ -263,10 +263,10 @@ class Catalog(ABC):
         """Another record takes the place of one that is damaged. Not an error when the snapshot is gone."""
 
     @abstractmethod
-    def forget_outputs(self, blobs: Mapping[BlobID, int | None]) -> None:
+    def forget_outputs(self, blobs: Mapping[BlobID, int | None], *, spooled: bool = False) -> None:
         """Outputs that are damaged for good, with their lengths (None: unknown). No call refers to them any more, and
         each that did has them as `damaged`. Calls of captured snapshots stay as they are: they have their outputs in
-        the spool."""
+        the spool. `spooled`: it is those that are damaged there, and the others stay."""
 
     @abstractmethod
     def own_messages(self, snapshot_id: SnapshotID) -> list[Message]:

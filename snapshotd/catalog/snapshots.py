@@ -68,10 +68,10 @@ def all_snapshots(db: CatalogDatabase) -> Iterator[Snapshot]:
         last = page[-1][0]
 
 
-def forget_outputs(db: CatalogDatabase, blobs: Mapping[BlobID, int | None]) -> None:
+def forget_outputs(db: CatalogDatabase, blobs: Mapping[BlobID, int | None], *, spooled: bool) -> None:
     """See `Catalog.forget_outputs`. Inside a transaction of the caller."""
     for which in ("output", "stdout", "stderr"):
-        having = f"call_{which} = ?1 AND state <> 'captured'"
+        having = f"call_{which} = ?1 AND state {'=' if spooled else '<>'} 'captured'"
         db.write_many(
             f"INSERT INTO damaged_outputs SELECT pk, '{which}', ?1, CAST(?2 AS BIGINT) FROM snapshots WHERE {having}",
             blobs.items(),

@@ -257,9 +257,9 @@ class SqlCatalog(Catalog):
         with self._db.transaction():
             self._db.write("UPDATE snapshots SET record = ? WHERE id = ?", (record, snapshot_id))
 
-    def forget_outputs(self, blobs: Mapping[BlobID, int | None]) -> None:
+    def forget_outputs(self, blobs: Mapping[BlobID, int | None], *, spooled: bool = False) -> None:
         with self._db.transaction():
-            forget_outputs(self._db, blobs)
+            forget_outputs(self._db, blobs, spooled=spooled)
 
     # -- conversations -------------------------------------------------------------------------------------------------
 

@@ -81,7 +81,12 @@ def register_node(
     if row is None or row.epoch != after:
         raise Conflict(f"another daemon has registered as node {node}: stop one, or give it a node of its own")
     if row.host != host:
-        check_run_out(row, seen, now_ns)
+        try:
+            check_run_out(row, seen, now_ns)
+        except Conflict as exc:
+            raise Conflict(
+                f"{exc.message}; if another machine is that node, give this one a name of its own (SNAPSHOTD_NODE)"
+            ) from None
     return replace(row, host=host, epoch=row.epoch + 1, renewals=row.renewals + 1, until_ns=now_ns + terms.ttl_ns)
 
 
@@ -98,6 +103,11 @@ def late_before(now_ns: int, terms: LeaseTerms) -> int:
 
 def check_epoch(row: NodeLease, epoch: int) -> None:
     """Conflict unless the daemon is the node's latest."""
+    if row.epoch < epoch:
+        raise Conflict(
+            f"the database knows daemon {row.epoch} of node {row.node} and not daemon {epoch}: it has gone back to an earlier state, so "
+            "restart this daemon"
+        )
     if row.epoch != epoch:
         raise Conflict(
             f"daemon {epoch} of node {row.node} was replaced by daemon {row.epoch}: stop this one, or give it a node of its own"

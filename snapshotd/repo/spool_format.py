@@ -147,4 +147,6 @@ def readable(where: str) -> Iterator[None]:
 
 
 def damaged(where: str, why: str) -> DataLoss:
-    return DataLoss(f"{where} cannot be read because {why}: restore it from a backup")
+    return DataLoss(
+        f"{where} cannot be read because {why}: restore it from a backup, or give it up with `snapshotd repair`"
+    )

@@ -179,6 +179,10 @@ def what_a_repair_found_gone_can_be_recorded(catalog: Catalog) -> None:
     catalog.forget_outputs({kept: None})
     assert catalog.get_snapshot(second.id).call.damaged == (*lost[:1], lost[1], DamagedOutput("stdout", kept, None))
     assert blobs_of(catalog) == {gone, *first.call.outputs}
+    catalog.forget_outputs({gone: 9}, spooled=True)
+    assert catalog.get_snapshot(captured.id).call.damaged == (DamagedOutput("output", gone, 9),)
+    assert len(catalog.get_snapshot(second.id).call.damaged) == 3, "they had theirs from the repository"
+    assert blobs_of(catalog) == set(first.call.outputs)
     catalog.set_record(second.id, RECORDS[1])
     catalog.set_record(SnapshotID(new_id()), RECORDS[2])  # gone meanwhile
     assert catalog.record(second.id) == RECORDS[1]

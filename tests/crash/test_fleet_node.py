@@ -172,7 +172,7 @@ def test_a_second_daemon_of_one_name_waits_for_the_lease(fleet: Fleet, short_dir
     fleet.nodes["copy"] = second
     fleet.nodes["north"] = first
     assert second.client.status()["node_state"] == "frozen"
-    with pytest.raises(SnapshotdError, match="node north holds its lease"):
+    with pytest.raises(SnapshotdError, match=r"node north holds its lease .* a name of its own \(SNAPSHOTD_NODE\)"):
         Sandbox.create(client=second.client)
     assert Sandbox.create(client=first.client).exec(["true"]).exit_code == 0
 
@@ -200,3 +200,16 @@ def test_what_needs_the_database_is_refused_while_that_hangs(fleet: Fleet) -> No
     assert made.exec(["true"]).exit_code == 0
     with pytest.raises(Conflict, match="owned by node north"):
         theirs.exec(["true"])
+
+
+def test_a_database_that_has_forgotten_a_daemon_is_called_so(fleet: Fleet) -> None:
+    north = fleet.begin("north")
+    made = Sandbox.create(client=north.client)
+    await_published(fleet, made)
+    fleet.ask("UPDATE snapshotd_fleet.nodes SET epoch = epoch - 1")
+    said = await_that(lambda: north.client.status()["node_failure"], "it says nothing")
+    assert "it has gone back to an earlier state, so restart this daemon" in said
+    assert north.terminate() == 0
+    north.close()
+    client = fleet.begin("north").client
+    assert Sandbox.connect(made.id, client=client).exec(["true"]).exit_code == 0

@@ -26,7 +26,7 @@ import pytest
 from snapshotd.api.storage import Policy
 from snapshotd.client import Sandbox
 from snapshotd.client.client import Snapshotd
-from snapshotd.errors import Conflict, SnapshotdError, Unavailable, Undecided, UsageError
+from snapshotd.errors import Conflict, DataLoss, SnapshotdError, Unavailable, Undecided, Unsupported, UsageError
 from tests import long, s3_service
 from tests.faulty_service import FaultyService, Manner
 from tests.node_rig import TERMS_MS, Fleet, await_that, own_fleet
@@ -294,6 +294,28 @@ def test_a_bucket_that_does_not_answer_is_called_so(fleet: Fleet, bucket: Faulty
     with bucket.being("refusing"), pytest.raises(Unavailable, match=r"reading .* failed: .* answered 503"):
         b"".join(south.cat(box.head().id, "/workspace/file"))
     assert len(b"".join(south.cat(box.head().id, "/workspace/file"))) == 2_000_000
+
+
+def test_a_repair_gives_up_an_output_that_keeps_a_node_from_publishing(fleet: Fleet, bucket: FaultyService) -> None:
+    north, south = fleet.begin("north"), fleet.begin("south").client
+    box = Sandbox.create(client=north.client)
+    north.client.flush(box.id, published=True)
+    with pytest.raises(Unsupported, match="from a backup of the bucket"):
+        north.client.repair()
+    with bucket.being("refusing"):
+        assert box.exec(["sh", "-c", "echo kept > file; echo spoiled"]).stdout == "spoiled\n"
+        spoiled = box.head()
+        spool = fleet.directory / "north" / "state" / "repo" / "blobs"
+        for blob in spool.glob("*/*"):
+            data = blob.read_bytes()
+            blob.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        assert box.exec(["true"]).exit_code == 0
+    with pytest.raises((DataLoss, Unavailable), match="`snapshotd repair`"):
+        north.client.flush(box.id)
+    assert north.client.repair().actions == (f"an output of snapshot {spoiled.id[:12]} is damaged and was given up",)
+    north.client.flush(box.id, published=True)
+    assert b"".join(south.cat(box.head().id, "/workspace/file")) == b"kept\n"
+    assert [one.output for one in south.snapshot(spoiled.id).tool.damaged] == ["stdout"]
 
 
 @pytest.mark.long  # a bucket that does not answer, above

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from snapshotd.engine.storing.archive_queue import TAGS_RECORD, Archive
 from snapshotd.engine.storing.archiver import Archiver, ToldOfPeers
 from snapshotd.engine.storing.cold import Cold
 from snapshotd.engine.storing.retention import RetentionDecision
-from snapshotd.errors import DataLoss, NotFound
+from snapshotd.errors import DataLoss, NotFound, Unsupported
 from snapshotd.failpoints import hit
 from snapshotd.repo.base import CheckResult, Reclaimed, Roots
 from snapshotd.terms import number_of
@@ -289,12 +289,20 @@ class Upkeep:
         with self._one_at_a_time:
             with self._archive.paused():
                 sizes = self._output_sizes()
-                repaired = self._archiver.repair(progress)
-                actions = list(repaired.actions)
+                given_up = _give_up_spooled(self._context)
+                try:
+                    repaired = self._archiver.repair(progress)
+                except Unsupported:  # the packs are a fleet's
+                    if not given_up:
+                        raise
+                    self._archive.retry()
+                    self._context.catalog.flush()
+                    return RepairInfo(tuple(given_up), ())
+                actions = [*given_up, *repaired.actions]
                 progress("checking every byte")
                 bad = self._unreadable(progress)
                 actions += self._images_again(bad)
-                dropped = self._drop_outputs(bad, sizes)
+                dropped = _give_up_outputs(self._context, bad, sizes)
                 actions += dropped
             self._archive.retry()
             stored = [
@@ -341,17 +349,6 @@ class Upkeep:
                 sizes[blob] = self._context.repo.size_bytes(blob)
         return sizes
 
-    def _drop_outputs(self, bad: set[str], sizes: dict[BlobID, int]) -> list[str]:
-        """A damaged output must not take the files of its snapshot along."""
-        having = [
-            (s, set(s.call.outputs) & bad)
-            for s in self._context.catalog.all_snapshots()
-            if s.state is not SnapshotState.CAPTURED
-        ]
-        gone = {BlobID(blob) for _, blobs in having for blob in blobs}
-        self._context.catalog.forget_outputs({blob: sizes.get(blob) for blob in gone})
-        return [f"an output of snapshot {short(s.id)} is damaged and was given up" for s, blobs in having if blobs]
-
     def _records_again(self, bad: set[str]) -> list[str]:
         """The catalog has everything that a record says."""
         catalog, done = self._context.catalog, []
@@ -385,6 +382,39 @@ class Upkeep:
             cache_bytes=0 if context.cache is None else context.cache.used_bytes(),
             cache_budget_bytes=0 if context.cache is None else context.cache.budget_bytes,
         )
+
+
+def _give_up_outputs(context: Context, bad: Collection[str], sizes: Mapping[BlobID, int]) -> list[str]:
+    """Give up outputs in the repository. A damaged one must not take the files of its snapshot along. Returns what was done."""
+    stored = [one for one in context.catalog.all_snapshots() if one.state is not SnapshotState.CAPTURED]
+    gone = {BlobID(blob) for one in stored for blob in one.call.outputs if blob in bad}
+    context.catalog.forget_outputs({blob: sizes.get(blob) for blob in gone})
+    return _told_of(stored, gone)
+
+
+def _give_up_spooled(context: Context) -> list[str]:
+    """Give up damaged outputs that are not stored yet. They must not keep their snapshots, and those after them, from being stored."""
+    gone: dict[BlobID, int | None] = {}
+    for blob in context.catalog.unstored_blobs():
+        try:
+            if not context.repo.contains(blob):
+                for _ in context.spool.load_blob(blob):
+                    pass
+        except (DataLoss, NotFound):
+            gone[blob] = None
+            with suppress(DataLoss, NotFound):
+                gone[blob] = context.spool.size_bytes(blob)
+    captured = context.catalog.get_snapshots(context.catalog.unstored()).values() if gone else ()
+    context.catalog.forget_outputs(gone, spooled=True)
+    return _told_of(captured, gone.keys())
+
+
+def _told_of(snapshots: Iterable[Snapshot], gone: Set[BlobID]) -> list[str]:
+    return [
+        f"an output of snapshot {short(one.id)} is damaged and was given up"
+        for one in snapshots
+        if gone & set(one.call.outputs)
+    ]
 
 
 def _directory_bytes(path: str) -> int:

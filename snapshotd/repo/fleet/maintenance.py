@@ -148,8 +148,10 @@ class FleetMaintenance(PackMaintenance, SharedMaintenance):
             self._thread = threading.get_ident()
 
     def repair(self, progress: Callable[[str], object]) -> RepairResult:
-        """Unsupported: a node whose index is damaged makes it again from the segments."""
+        """Unsupported: packs that are damaged come from a backup of the bucket, and a node makes a damaged index again from the
+        segments."""
         raise Unsupported(
-            f"the packs of a fleet are not repaired by one node: stop it, remove {self._index_path}, and start it, which makes "
-            "the index again from the bucket; snapshots that it had not published are archived again"
+            "the packs of a fleet are not repaired by one node: restore those that `snapshotd check` names from a backup of the bucket. "
+            f"Where this node's index is damaged, stop the node, remove {self._index_path}, and start it, which makes the index again "
+            "from the bucket; snapshots that it had not published are archived again"
         )
