@@ -391,6 +391,8 @@ class World:
         row = self.owner(trajectory)
         if not machine.may_act or machine.deposed or row is None or trajectory in machine.boxes:
             return
+        if any(one.name == trajectory for one in machine.leftovers):
+            return  # a node does not take what it owns (`NodeRights.take_over`), and this side branch is not published yet
         node, epoch, seen = machine.node, machine.epoch, self._ready(machine, row.node)
 
         def taken(answer: Taken | SnapshotdError) -> None:
