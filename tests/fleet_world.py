@@ -317,8 +317,9 @@ class World:
         trajectory = box.claim.trajectory
         if box.step % 3 != 2:
             self._capture(box)
-        elif box.call is None and self._has_happened(trajectory, box.step):
-            self._capture(box)  # a person has said so
+        elif not box.granted and self._has_happened(trajectory, box.step):
+            box.call = None  # a person has said so, or a side branch, perhaps since it was asked for and no answer came
+            self._capture(box)
         elif not box.granted:
             box.call = box.call or CallID(f"call{next(self.numbers)}")
             call, claim = box.call, box.claim
