@@ -317,8 +317,9 @@ class World:
         trajectory = box.claim.trajectory
         if box.step % 3 != 2:
             self._capture(box)
-        elif box.call is None and self._has_happened(trajectory, box.step):
-            self._capture(box)  # a person has said so
+        elif not box.granted and self._has_happened(trajectory, box.step):
+            box.call = None  # a person has said so, or a side branch, perhaps since it was asked for and no answer came
+            self._capture(box)
         elif not box.granted:
             box.call = box.call or CallID(f"call{next(self.numbers)}")
             call, claim = box.call, box.claim
@@ -391,6 +392,8 @@ class World:
         row = self.owner(trajectory)
         if not machine.may_act or machine.deposed or row is None or trajectory in machine.boxes:
             return
+        if any(one.name == trajectory for one in machine.leftovers):
+            return  # a node does not take what it owns (`NodeRights.take_over`), and this side branch is not published yet
         node, epoch, seen = machine.node, machine.epoch, self._ready(machine, row.node)
 
         def taken(answer: Taken | SnapshotdError) -> None:
