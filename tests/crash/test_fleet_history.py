@@ -281,6 +281,26 @@ def test_an_irreversible_call_of_a_node_that_died_is_asked_about_on_the_next_one
     await_that(lambda: not north.status()["unpublished_count"], "what it could not publish stays")
 
 
+def test_a_word_about_a_call_that_is_lost_with_its_node_is_asked_for_again(fleet: Fleet) -> None:
+    """The fleet knows that the call has happened; what it gave, and that the program is past it, nobody knows any more."""
+    first, south = fleet.begin("north"), fleet.begin("south").client
+    box = work(first.client, "one")
+    first.client.flush(box.id, published=True)
+    dies_at(
+        fleet, "engine.journal.begun", lambda client: Sandbox.connect(box.id, client=client).exec(["effect", "pay"])
+    )
+    await_that(lambda: taken_over(south, box), "it is not taken over")
+    ((call,),) = fleet.ask("SELECT call FROM snapshotd_fleet.intents")
+    with suppress(UsageError):  # it has no program
+        south.resume(box.id, skip=[call])
+    assert fleet.ask("SELECT state FROM snapshotd_fleet.intents") == [("happened",)]
+    fleet.nodes["south"].kill()
+    west = fleet.begin("west").client
+    await_that(lambda: taken_over(west, box), "it is not taken over again")
+    with pytest.raises(NotFound, match=r"was cut off; calls that were: [0-9a-f]{12}$"):
+        west.resume(box.id, skip=["feedfeedfeed"])
+
+
 def test_a_compensation_that_began_on_a_node_that_died_does_not_run_again(fleet: Fleet) -> None:
     first, south = fleet.begin("north"), fleet.begin("south").client
     box = work(first.client, "one")

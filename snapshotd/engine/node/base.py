@@ -70,4 +70,5 @@ class Takeover(Protocol):
         Its trajectory has its published head afterwards. Idempotent, also after a crash."""
 
     def intend(self, taken: Taken) -> None:
-        """Write what the fleet knows of undecided calls into this node's journal, so that `resume` asks about them."""
+        """Write the calls that the fleet knows to have happened, or that may have, and that no published snapshot has, into this
+        node's journal, so that `resume` asks about them."""

@@ -238,7 +238,8 @@ class NodeTakeover(Takeover, OtherCatalogs):
         here = {entry.id for entry in self._catalog.unbound(trajectory.id)}
         for one in intents:
             entry = _entry_of(one, trajectory.head)
-            if one.state is not IntentState.UNDECIDED or {one.call, entry.id} & here:
+            # one that has happened, as a person or a side branch said, is none that this line has: what it gave may be lost with a node
+            if one.state not in (IntentState.UNDECIDED, IntentState.HAPPENED) or {one.call, entry.id} & here:
                 continue
             made_up_for = compensated_by(one.call, entry.name, entry.arguments)
             if made_up_for is not None:
