@@ -132,13 +132,14 @@ class Round:
         assert ended.exit_code == 0, ended.stderr
 
     def decide(self) -> None:
-        """Say of every undecided call what the world says."""
+        """Say of every call that was cut off what the world says."""
         happened = self.world.read_text().split() if self.world.exists() else []
-        rows = self.fleet.ask("SELECT call, said FROM snapshotd_fleet.intents WHERE state = 'undecided'")
-        retry = [call for call, said in rows if not any(f'"{one}"' in said for one in happened)]
-        skip = [call for call, _ in rows if call not in retry]
-        if rows:
-            self.client(self.owner).resume(self.line, retry=retry, skip=skip)
+        client = self.client(self.owner)
+        asked = [one for one in client.journal(self.line) if one.status is None and one.side_effect == "irreversible"]
+        skip = [one.id for one in asked if one.name in happened]
+        retry = [one.id for one in asked if one.id not in skip]
+        if asked:
+            client.resume(self.line, retry=retry, skip=skip)
 
     def published(self) -> bool:
         return bool(

@@ -75,7 +75,7 @@ class PruneScope:
         return Roots({}, {}, {})
 
     def peers(self) -> ToldOfPeers | None:
-        """The other nodes, as the archive process is to know them."""
+        """The other nodes, as the archive process is to know them. Asked for when `catalog` has been read."""
         return None
 
     def tell(self, reclaimed: Reclaimed) -> None:
@@ -147,8 +147,9 @@ class Upkeep:
         with (
             self._archive.paused()
         ):  # data that are in the repository but not in the catalog yet would count as garbage
-            removed, peers = self._removed(), scope.peers()
+            removed = self._removed()
             roots = self._roots(scope.catalog, without).joined(scope.more_roots())
+            peers = scope.peers()  # after the roots: the index has to know all that they need, of every node
             reclaimed = self._archiver.prune(
                 roots, self._known(), removed, grace_s=grace_s, dry_run=dry_run, progress=progress, peers=peers
             )
