@@ -47,6 +47,11 @@ class DrainRequest(Request):
 
 
 @record(frozen=True)
+class ForgetRequest(Request):
+    node: _Node
+
+
+@record(frozen=True)
 class ReserveRequest(Request):
     node: _Node
     count: Annotated[int, Bounds(ge=1, le=FORK_MAX * 256)]

@@ -25,6 +25,7 @@ from snapshotd.api.fleet import (
     EndReservationRequest,
     FleetNodeInfo,
     FleetSnapshotInfo,
+    ForgetRequest,
     ReservationInfo,
     ReserveRequest,
 )
@@ -282,6 +283,7 @@ FLEET_NODES = Operation("GET", "/fleet/nodes", list[FleetNodeInfo], RUN, "fleet"
 FLEET_SNAPSHOT = Operation("GET", "/fleet/snapshots/{ref}", FleetSnapshotInfo, RUN, "fleet", by="fleet")
 FLEET_STATUS = Operation("GET", "/fleet/status", list[NodeStats], ADMIN, "fleet", by="fleet")
 DRAIN_NODE = Operation[None]("POST", "/fleet/drain", None, ADMIN, "fleet", body=DrainRequest, by="fleet")
+FORGET_NODE = Operation[None]("POST", "/fleet/forget", None, ADMIN, "fleet", body=ForgetRequest, by="fleet")
 RESERVE = Operation("POST", "/fleet/reservations", ReservationInfo, RUN, "fleet", body=ReserveRequest, by="fleet")
 END_RESERVATION = Operation[None](
     "POST", "/fleet/reservations/end", None, RUN, "fleet", body=EndReservationRequest, by="fleet"

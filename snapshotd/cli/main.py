@@ -118,7 +118,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "login": "Keep the token of a daemon on another machine.",
         "logout": "Forget the token of a daemon on another machine.",
         "dial": "Carry a connection to the daemon over standard input and output.",
-        "fleet": "Look at the nodes of a fleet, and drain one.",
+        "fleet": "Look at the nodes of a fleet, drain one, and forget one.",
         "daemon": "Be the daemon, ask after it, stop it, or put another in its place.",
         "version": "Print the versions of client and daemon.",
         "completion": "Print the completion script for a shell.",

@@ -46,7 +46,7 @@ _BOOT_ID, _MACHINE_ID = Path("/proc/sys/kernel/random/boot_id"), Path("/etc/mach
 
 
 def open_rights(config: Config, run_dir: Path, state_inode: str, local: Callable[[], list[TrajectoryID]]) -> NodeRights:
-    """The rights of this daemon as a node, whose lease is held from now on. `state_inode`: what no other state directory of
+    """The rights of this daemon as a node, which registers in `join_fleet`. `state_inode`: what no other state directory of
     the machine has. UsageError, Unsupported (psycopg is missing), NotPermitted, VersionMismatch, Unavailable (no database
     answers)."""
     if not config.store:
@@ -62,14 +62,13 @@ def open_rights(config: Config, run_dir: Path, state_inode: str, local: Callable
     tables.make()
     tables.database.give_up_after(ANSWER_S)
     watchdog = Watchdog(run_dir / "watchdog", terms.margin_ns // 3)
-    rights = NodeRights(LeaseKeeper(facts, PostgresCoordination(tables, terms), watchdog), local)
-    rights.lease.start(rights)
-    return rights
+    return NodeRights(LeaseKeeper(facts, PostgresCoordination(tables, terms), watchdog), local)
 
 
-def prepare_repository(catalog: Catalog, places: StatePlaces) -> DiskBlocks:
-    """Before anything opens the repository of a node. Returns what its disk keeps of the packs. UsageError: the state directory
-    was another node's, or a daemon's that was alone; NotPermitted: its key is not the fleet's; OSError."""
+def join_fleet(catalog: Catalog, places: StatePlaces, rights: NodeRights) -> DiskBlocks:
+    """Before anything opens the repository of a node: prepare that, and only then hold the lease from now on, so that a daemon which
+    is refused has no row. Returns what its disk keeps of the packs. UsageError: the state directory was another node's, or a
+    daemon's that was alone; NotPermitted: its key is not the fleet's; OSError."""
     known = catalog.get_meta(_NODE)
     if known is None and catalog.trajectories():
         raise UsageError(
@@ -85,6 +84,7 @@ def prepare_repository(catalog: Catalog, places: StatePlaces) -> DiskBlocks:
         prepare(bucket, places.node, places.repo_dir / "index.db", key)
     if known is None:
         catalog.set_meta(_NODE, places.node)
+    rights.lease.start(rights)
     blocks = open_blocks(places, key)
     blocks.recount()
     return blocks

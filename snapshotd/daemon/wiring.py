@@ -174,7 +174,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
         spool = FileSpool(state_dir / "repo")
         rights: NodeRights | None = None
         if config.fleet:
-            from snapshotd.daemon.joining import open_rights, prepare_repository  # few daemons are nodes
+            from snapshotd.daemon.joining import join_fleet, open_rights  # few daemons are nodes
 
             rights = open_rights(
                 config, run_dir, inode_of(state_dir), lambda: [one.id for one in catalog.trajectories()]
@@ -189,7 +189,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
             "" if rights is None else rights.lease.facts.node,
             -1 if config.node_cache_bytes is None else config.node_cache_bytes,
         )
-        cache = None if rights is None else prepare_repository(catalog, places)
+        cache = None if rights is None else join_fleet(catalog, places, rights)
         if cache is not None:
             opened.callback(cache.close)
         context = Context(

@@ -29,6 +29,7 @@ from snapshotd.fleet.base import (
     Sighting,
     Taken,
 )
+from snapshotd.fleet.forgetting import LISTED, WATCHED, no_node
 from snapshotd.fleet.places import NodeRoom, decode_room, encode_room
 from snapshotd.fleet.tables import FleetTables
 from snapshotd.types import CallID, SnapshotID, TrajectoryID, new_id, short
@@ -105,8 +106,8 @@ class PostgresCoordination(Coordination):
 
     def drain_node(self, node: NodeID, *, draining: bool = True) -> None:
         """Let no new sandboxes begin on a node, and have it hand over its trajectories; or end that. NotFound."""
-        if not self._write("UPDATE {}.nodes SET draining = ? WHERE node = ?", (draining, node)):
-            raise NotFound(f"there is no node {node}: `snapshotd fleet status` lists them")
+        if not self._write(f"UPDATE {{}}.nodes SET draining = ? WHERE node = ? AND {LISTED}", (draining, node)):
+            raise no_node(node)
 
     # -- owners --------------------------------------------------------------------------------------------------------
 
@@ -248,7 +249,7 @@ class PostgresCoordination(Coordination):
         """The nodes and their room, as of each one's last renewal, less what is reserved. By name."""
         rows = self._read(
             f"SELECT room, node, until_ns - {self._clock}, draining, free_bytes - reserved_bytes, starting + reserved, starting_most"
-            " FROM {}.nodes ORDER BY node"
+            f" FROM {{}}.nodes WHERE {LISTED} ORDER BY node"
         )
         return [decode_room(*row) for row in rows]
 
@@ -308,8 +309,8 @@ class PostgresCoordination(Coordination):
 
     def _renewed(self, row: NodeLease, now_ns: int) -> Renewed:
         claims = (protocol.claim_of(one) for one in self._owners("WHERE node = ?", row.node))
-        least_ns = protocol.late_before(now_ns, self.terms)
-        late = self._read(f"SELECT {_LEASE} FROM {{}}.nodes WHERE until_ns < ?", least_ns)  # a value, for the index
+        least_ns = protocol.late_before(now_ns, self.terms)  # a value, for the index
+        late = self._read(f"SELECT {_LEASE} FROM {{}}.nodes WHERE until_ns < ? AND {WATCHED}", least_ns)
         ((draining,),) = self._read("SELECT draining FROM {}.nodes WHERE node = ?", row.node)
         owned = frozenset(claim for claim in claims if claim is not None)
         return Renewed(row, owned, tuple(_lease(one) for one in late), draining)

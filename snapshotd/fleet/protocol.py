@@ -25,6 +25,9 @@ from snapshotd.fleet.base import (
 )
 from snapshotd.types import CallID, SnapshotID, TrajectoryID, short
 
+FORGOTTEN = ""
+"""The host of a node that was forgotten. No machine is called so."""
+
 # -- a node, by its own clock ------------------------------------------------------------------------------------------
 
 
@@ -80,7 +83,7 @@ def register_node(
         return row  # the answer was lost
     if row is None or row.epoch != after:
         raise Conflict(f"another daemon has registered as node {node}: stop one, or give it a node of its own")
-    if row.host != host:
+    if row.host not in (host, FORGOTTEN):
         try:
             check_run_out(row, seen, now_ns)
         except Conflict as exc:
@@ -103,6 +106,10 @@ def late_before(now_ns: int, terms: LeaseTerms) -> int:
 
 def check_epoch(row: NodeLease, epoch: int) -> None:
     """Conflict unless the daemon is the node's latest."""
+    if row.host == FORGOTTEN:
+        raise Conflict(
+            f"node {row.node} was forgotten (`snapshotd fleet forget`): restart its daemon, which registers anew"
+        )
     if row.epoch < epoch:
         raise Conflict(
             f"the database knows daemon {row.epoch} of node {row.node} and not daemon {epoch}: it has gone back to an earlier state, so "

@@ -3,6 +3,7 @@ PostgreSQL server."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import tempfile
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from snapshotd.client import Sandbox
-from snapshotd.errors import Conflict, SnapshotdError, Unavailable
+from snapshotd.errors import Conflict, SnapshotdError, Unavailable, UsageError
+from snapshotd.repo.key import load_key
 from tests.node_rig import TERMS_MS, Fleet, await_that, own_fleet
 
 TICKS = "i=0; while :; do i=$((i+1)); echo $i > {}; sleep 0.02; done"
@@ -175,6 +177,45 @@ def test_a_second_daemon_of_one_name_waits_for_the_lease(fleet: Fleet, short_dir
     with pytest.raises(SnapshotdError, match=r"node north holds its lease .* a name of its own \(SNAPSHOTD_NODE\)"):
         Sandbox.create(client=second.client)
     assert Sandbox.create(client=first.client).exec(["true"]).exit_code == 0
+
+
+def test_a_daemon_with_another_key_is_no_node(fleet: Fleet, short_dir: Path) -> None:
+    north = fleet.begin("north")
+    (short_dir / "other").mkdir()
+    load_key(short_dir / "other")
+    with pytest.raises(AssertionError, match="is not the key of the fleet"):
+        fleet.begin("south", key=short_dir / "other" / "key")
+    assert [one.node for one in north.client.fleet_status()] == ["north"]
+
+
+def test_a_node_that_is_gone_for_good_is_forgotten(fleet: Fleet) -> None:
+    """And is a node again when it was not gone for good."""
+    north, south = fleet.begin("north").client, fleet.begin("south")
+    made = Sandbox.create(client=south.client)
+    await_published(fleet, made)
+    with pytest.raises(Conflict, match="node south holds its lease"):
+        north.forget_node("south")
+    south.kill()
+    south.close()
+
+    def run_out() -> bool:
+        return {one.node: one.state for one in north.fleet_status()}["south"] == "lost"
+
+    await_that(run_out, "its lease does not run out")
+    with pytest.raises(Conflict, match="owns 1 trajectory that no other node has taken over"):
+        north.forget_node("south")
+
+    def taken() -> bool:
+        with contextlib.suppress(Conflict, UsageError):  # not yet; it has no program, but goes over
+            north.resume(made.id)
+        return fleet.owner(made.id)[0] == "north"  # type: ignore[index]
+
+    await_that(taken, "it is not taken over")
+    north.forget_node("south")
+    assert [one.node for one in north.fleet_status()] == ["north"]
+    south = fleet.begin("south")
+    assert south.client.status()["node_state"] == "leased"
+    assert [one.node for one in north.fleet_status()] == ["north", "south"]
 
 
 def test_what_needs_the_database_is_refused_while_that_hangs(fleet: Fleet) -> None:

@@ -49,14 +49,19 @@ FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("cli", "engine"): ("base", "host.doctor", "host.integrations"),  # the doctor works where no daemon can
     ("client", "engine"): ("base",),
     ("daemon", "engine"): ("base", "engine", "experiments.base"),  # its words, and its services
-    ("client", "fleet"): ("base", "opening", "places"),  # which nodes there are, and which of them gets a fork
+    ("client", "fleet"): (
+        "base",
+        "forgetting",
+        "opening",
+        "places",
+    ),  # which nodes there are, and which of them gets a fork
     ("client", "trees"): ("git", "three_way"),  # the rules of a merge, for a folder of the user
     ("client", "store"): ("base", "open"),  # a cache of bundles has the address of a store
     ("integrations", "engine"): ("host.integrations",),  # the version of the package that each is for
     ("integrations", "sqlite"): ("Database", "Form", "Row", "Value", "create", "creating"),  # files without a daemon
     ("integrations", "serving"): ("HttpServer", "listen_on"),  # servers of their own, beside the daemon's
     ("page", "serving"): ("BoundedProtocol", "HEAD_S", "HttpServer", "listen_on"),
-    ("cli", "fleet"): ("base", "opening", "places"),  # the tables are looked at without a daemon
+    ("cli", "fleet"): ("base", "forgetting", "opening", "places"),  # the tables are looked at without a daemon
     ("fleet", "catalog"): ("database", "postgres.catalog", "postgres.driver"),  # its tables stand beside the catalog's
     ("engine", "store"): ("base", "open"),  # the doctor asks a node's bucket
     ("engine", "repo"): ("base", "fleet.blocks.measure"),  # and measures its cache, without a daemon

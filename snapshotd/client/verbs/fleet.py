@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from snapshotd.api import operations
-from snapshotd.api.fleet import DrainRequest, EndReservationRequest, FleetNodeInfo, FleetSnapshotInfo, ReserveRequest
+from snapshotd.api.fleet import (
+    DrainRequest,
+    EndReservationRequest,
+    FleetNodeInfo,
+    FleetSnapshotInfo,
+    ForgetRequest,
+    ReserveRequest,
+)
 from snapshotd.api.stats import NodeStats
 from snapshotd.client.twofold import verb
 from snapshotd.client.verbs.base import VerbPart
@@ -32,6 +39,13 @@ class FleetVerbs(VerbPart):
         """Let no new sandboxes begin on a node of the daemon's fleet, and have it hand over its trajectories; with
         `draining=False` end that. NotFound; UsageError: the daemon is alone."""
         await self._transport.call(operations.DRAIN_NODE, body=DrainRequest(node, draining))
+
+    @verb
+    async def forget_node(self, node: str) -> None:
+        """Have no list name a node of the daemon's fleet any more that is gone for good; a daemon that begins under its name later
+        is a node again. Conflict: its lease runs, or it owns trajectories that other nodes can take over; NotFound; UsageError:
+        the daemon is alone."""
+        await self._transport.call(operations.FORGET_NODE, body=ForgetRequest(node))
 
     @verb
     async def reserve(self, node: str, count: int, memory_bytes: int) -> str:

@@ -44,6 +44,13 @@ class FleetService:
         """Let no new sandboxes begin on a node, and have it hand over its trajectories; or end that. NotFound."""
         self._coordination().drain_node(cast("NodeID", node), draining=draining)
 
+    def forget_node(self, node: str) -> None:
+        """Have no list name a node any more that is gone for good. NotFound; Conflict: its lease runs, or it owns trajectories that
+        other nodes can take over."""
+        from snapshotd.fleet.forgetting import forget_node  # few daemons are nodes
+
+        forget_node(self._coordination().tables, cast("NodeID", node))
+
     def reserve(self, node: str, count: int, memory_bytes: int) -> ReservationInfo:
         """Reserve room for sandboxes on a node, until its next renewals have had time to count them. `Conflict`: the room is not
         there, or the node drains, or its lease has run out."""

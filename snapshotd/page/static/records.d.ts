@@ -402,6 +402,10 @@ declare namespace Api {
     published: boolean;
   }
 
+  interface ForgetRequest {
+    node: string;
+  }
+
   interface ForkInfo {
     experiment: string;
     trajectories: (TrajectoryInfo)[];

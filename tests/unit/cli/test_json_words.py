@@ -13,7 +13,17 @@ from tests.json_words import faults
 from tests.unit.cli.conftest import Cli
 from tests.unit.cli.world import World
 
-ELSEWHERE = {"bisect", "catalog migrate", "daemon", "fleet drain", "fleet status", "merge", "network", "port"}
+ELSEWHERE = {
+    "bisect",
+    "catalog migrate",
+    "daemon",
+    "fleet drain",
+    "fleet forget",
+    "fleet status",
+    "merge",
+    "network",
+    "port",
+}
 SAID_ELSEWHERE = {
     *("first_bad", "last_good", "unknown", "tried", "round", "rounds", "outcome", "flaky"),  # bisect
     *("address", "rules"),

@@ -66,6 +66,7 @@ ONLY_METHODS = {
     "fleet_snapshot": "for `Fleet`",
     "reserve": "for `Fleet`",
     "drain_node": "`fleet drain`",
+    "forget_node": "`fleet forget`",
     "end_reservation": "for `Fleet`",
     "make_dir": "`exec BOX -- mkdir`",
     "remove_file": "`exec BOX -- rm`",

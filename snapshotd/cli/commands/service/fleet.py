@@ -1,4 +1,4 @@
-"""`snapshotd fleet`: look at the nodes of a fleet, and drain one."""
+"""`snapshotd fleet`: look at the nodes of a fleet, drain one, and forget one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _database = click.option(
 
 @click.group("fleet", cls=CliGroup, context_settings=CONTEXT_SETTINGS)
 def command() -> None:
-    """Look at the nodes of a fleet, and drain one.
+    """Look at the nodes of a fleet, drain one, and forget one.
 
     A fleet is many machines that share one history in a PostgreSQL database. --database needs `pip install
     'snapshotd[fleet]'` and the right to write there. A node on another machine (SNAPSHOTD_HOST) needs a token with the scope
@@ -90,6 +90,37 @@ def drain(ctx: click.Context, node: str, database: str | None, ends: bool, as_js
     return 0
 
 
+@declare(
+    "forget",
+    examples=[
+        "snapshotd fleet forget node-7",
+        "snapshotd fleet forget --database postgresql://snapshotd@db.example.com/snapshotd node-7",
+    ],
+)
+@click.argument("node")
+@_database
+@json_option
+@click.pass_context
+def forget(ctx: click.Context, node: str, database: str | None, as_json: bool) -> int:
+    """Have no list name a node any more that is gone for good.
+
+    It is refused while the node's lease runs, and while the node owns trajectories that other nodes can take over. With
+    --json: {"node"}.
+    """
+    if database is None:
+        connect(ctx, autostart=False).forget_node(node)
+    else:
+        from snapshotd.fleet.base import NodeID
+        from snapshotd.fleet.forgetting import forget_node
+        from snapshotd.fleet.opening import open_coordination
+
+        with open_coordination(database) as coordination:
+            forget_node(coordination.tables, NodeID(node))
+    if as_json:
+        print_json({"node": node})
+    return 0
+
+
 def show_nodes(found: Sequence[NodeStats]) -> None:
     """Print a table of nodes."""
     rows = [
@@ -109,3 +140,4 @@ def show_nodes(found: Sequence[NodeStats]) -> None:
 
 command.add_command(status)
 command.add_command(drain)
+command.add_command(forget)
