@@ -101,12 +101,18 @@ def _archive(places: StatePlaces, _: list[str]) -> None:
         from snapshotd.repo.fleet.maintenance import FleetMaintenance
 
         peers = ToldPeers()
-        shared = FleetMaintenance(open_bucket(places, key), places.node, peers, index, key, pack)
-        child.serve(archiver.SharedArchiverService(shared, layers, spool, peers.tell))
+
+        def open_handler() -> child.Serve:
+            shared = FleetMaintenance(open_bucket(places, key), places.node, peers, index, key, pack)
+            return archiver.SharedArchiverService(shared, layers, spool, peers.tell)
+
     else:
-        child.serve(
-            archiver.ArchiverService(PackMaintenance(open_store(places.store_url), index, key, pack), layers, spool)
-        )
+
+        def open_handler() -> child.Serve:
+            own = PackMaintenance(open_store(places.store_url), index, key, pack)
+            return archiver.ArchiverService(own, layers, spool)
+
+    child.serve(child.opened(open_handler))
 
 
 def _pack(places: StatePlaces, _: list[str]) -> None:
@@ -116,7 +122,7 @@ def _pack(places: StatePlaces, _: list[str]) -> None:
 def _cold(places: StatePlaces, _: list[str]) -> None:
     from snapshotd.engine.storing import child, cold_worker
 
-    child.serve(cold_worker.ColdService(open_repository(places), places.open_layers()))
+    child.serve(child.opened(lambda: cold_worker.ColdService(open_repository(places), places.open_layers())))
 
 
 def _lazy(places: StatePlaces, arguments: list[str]) -> None:

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from snapshotd.errors import NO_ROOM, InternalError, OutOfSpace, SnapshotdError, error_of
+from snapshotd.errors import NO_ROOM, InternalError, OutOfSpace, ServiceAwayError, SnapshotdError, Unavailable, error_of
 from snapshotd.kernel import memory, processes
 
 _log = logging.getLogger(__name__)
@@ -156,6 +156,18 @@ def _requests() -> Iterator[bytes]:
         yield line
 
 
+def opened(open_handler: Callable[[], Serve]) -> Serve:
+    """A handler that is opened for the first request, and again for the next one if that fails: so the failure is an answer."""
+    made: list[Serve] = []
+
+    def handle(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+        if not made:
+            made.append(open_handler())
+        return made[0](request, progress)
+
+    return handle
+
+
 def serve(handler: Serve) -> None:
     """The child's end: answer requests from standard input until it closes. Expected errors are answered, defects end
     the process."""
@@ -174,6 +186,8 @@ def serve(handler: Serve) -> None:
             answer(handler(json.loads(line), lambda text: answer({"progress": text})))
         except SnapshotdError as exc:
             answer(exc.as_json())
+        except ServiceAwayError as exc:
+            answer(Unavailable(str(exc)).as_json())
         except OSError as exc:
             kind = OutOfSpace if exc.errno in NO_ROOM else InternalError
             answer(kind(f"the worker process cannot go on: {exc}").as_json())

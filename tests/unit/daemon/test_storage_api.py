@@ -12,6 +12,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from starlette.requests import Request
 
@@ -19,10 +20,11 @@ from snapshotd.api.wire import BODY_MAX_BYTES, FRAMES
 from snapshotd.daemon.http.peer import PEER_PID
 from snapshotd.daemon.http.routes.storage import _namespace_pid
 from snapshotd.daemon.http.streams import IDLE_MAX
-from snapshotd.errors import Unsupported
+from snapshotd.errors import Unavailable, Unsupported
 from snapshotd.types import new_id
+from tests import s3_service
 from tests.unit.daemon.asking import Connection, ask, eventually, lines, memory_of
-from tests.unit.daemon.process import Daemon, damage
+from tests.unit.daemon.process import Daemon, damage, start
 
 MIB = 1 << 20
 
@@ -154,6 +156,21 @@ def test_check_and_repair(daemon: Daemon, workspace: Path) -> None:
 
 
 # -- export ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long  # unit/engine/test_child.py has the worker process; here the client of the service tries five times
+def test_a_bucket_that_does_not_answer_is_unavailable(short_dir: Path) -> None:
+    with s3_service.running() as endpoint:
+        bucket = boto3.client("s3", endpoint_url=endpoint)
+        bucket.create_bucket(Bucket="packs")
+        bucket.close()
+        daemon = start(short_dir / "state", short_dir / "s", SNAPSHOTD_STORE=f"s3://packs?endpoint={endpoint}")
+    try:
+        for verb in (daemon.client.prune, daemon.client.check):
+            with pytest.raises(Unavailable, match=endpoint):
+                verb()
+    finally:
+        daemon.close()
 
 
 def test_an_export_is_frames_of_bytes_and_events(shared_daemon: Daemon, workspace: Path) -> None:

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from snapshotd.engine.storing.child import EngineChild
+from snapshotd.errors import Unavailable
 
 CHILD = """
 from snapshotd.engine.storing import child
@@ -59,6 +60,40 @@ def test_an_answer_that_nobody_waited_for_is_not_the_next_ones() -> None:
         with pytest.raises(KeyboardInterrupt):
             child.ask({"op": "first"}, stop)
         assert child.ask({"op": "second"}) == {"op": "second"}
+    finally:
+        child.close()
+
+
+AWAY = """
+from snapshotd.engine.storing import child
+from snapshotd.errors import ServiceAwayError
+
+tries = iter(["opening", "", "asking", ""])
+
+def look():
+    if at := next(tries):
+        raise ServiceAwayError(f"the bucket does not answer: {at}")
+
+def handle(request, progress):
+    look()
+    return {}
+
+def open_handler():
+    look()
+    return handle
+
+child.serve(child.opened(open_handler))
+"""
+
+
+def test_a_bucket_that_does_not_answer_is_unavailable_until_it_does() -> None:
+    child = EngineChild([sys.executable, "-c", AWAY])
+    try:
+        for at in ("opening", "asking"):
+            with pytest.raises(Unavailable, match=f"the bucket does not answer: {at}"):
+                child.ask({"op": "prune"})
+        pid = child.pid
+        assert (child.ask({"op": "prune"}), child.pid) == ({}, pid)
     finally:
         child.close()
 
