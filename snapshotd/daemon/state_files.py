@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from pathlib import Path
 
-from snapshotd.errors import DataLoss
+from snapshotd.errors import DataLoss, UsageError
 
 CATALOG, VAULT = "catalog.db", "secrets.db"
 KEY = "repo/key"
@@ -104,3 +104,11 @@ def check_logs(state_dir: Path, was_killed: Callable[[], bool]) -> None:
             raise DataLoss(
                 f"the log {log} is missing although the daemon was killed, and the latest commits were in it: {remedy}"
             )
+
+
+def other_store(state_dir: Path, known: str, wanted: str, *, can_unset: bool, is_node: bool) -> UsageError:
+    """The settings name another place of packs than the one that the state directory began with. `can_unset`: that is the
+    default, which no node has."""
+    way = "unset SNAPSHOTD_STORE" if can_unset else f"set SNAPSHOTD_STORE={known}"
+    way = "" if can_unset and is_node else f"{way}, or "
+    return UsageError(f"the packs of {state_dir} lie in {known!r}, not in {wanted!r}: {way}use another state directory")

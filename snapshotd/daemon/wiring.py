@@ -436,9 +436,7 @@ def _store_url(config: Config, catalog: Catalog) -> str:
         known = wanted or _LOCAL
         catalog.set_meta(_STORE_URL, known)
     if wanted and wanted != known:
-        raise UsageError(
-            f"the packs of {state_dir} lie in {known!r}, not in {wanted!r}: unset SNAPSHOTD_STORE, or use another state directory"
-        )
+        raise state_files.other_store(state_dir, known, wanted, can_unset=known == _LOCAL, is_node=bool(config.fleet))
     return _local_url(state_dir) if known == _LOCAL else known  # the state directory may move
 
 

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.cli.main import main
 from snapshotd.client import Sandbox
-from snapshotd.errors import Conflict, SnapshotdError, Unavailable, UsageError
+from snapshotd.errors import Conflict, DataLoss, SnapshotdError, Unavailable, UsageError
 from snapshotd.repo.key import load_key
 from tests.node_rig import TERMS_MS, Fleet, await_that, own_fleet
+from tests.unit.daemon.process import damage_packs
 
 TICKS = "i=0; while :; do i=$((i+1)); echo $i > {}; sleep 0.02; done"
 
@@ -216,6 +218,25 @@ def test_a_node_that_is_gone_for_good_is_forgotten(fleet: Fleet) -> None:
     south = fleet.begin("south")
     assert south.client.status()["node_state"] == "leased"
     assert [one.node for one in north.fleet_status()] == ["north", "south"]
+
+
+def test_advice_about_packs_is_such_that_a_node_can_follow(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    north, south = fleet.begin("north"), fleet.begin("south")
+    made = Sandbox.create(client=north.client)
+    made.files.write("file", os.urandom(100_000))
+    await_published(fleet, made)
+    damage_packs(fleet.directory / "store" / "nodes" / "north" / "packs")
+    with pytest.raises(DataLoss, match="restore the packs that it names from a backup of the bucket"):
+        list(south.client.cat(made.head().id, "/workspace/file"))
+    monkeypatch.setenv("SNAPSHOTD_SOCKET", str(north.socket_path))
+    assert main(["check", "--read-data"]) == DataLoss.exit_code
+    assert "restore the packs from a backup of the bucket" in capsys.readouterr().err
+    assert north.terminate() == 0
+    north.close()
+    with pytest.raises(AssertionError, match=f"set SNAPSHOTD_STORE={fleet.store}, or use another state directory"):
+        fleet.begin("north", SNAPSHOTD_STORE="file:///elsewhere")
 
 
 def test_what_needs_the_database_is_refused_while_that_hangs(fleet: Fleet) -> None:

@@ -27,6 +27,8 @@ class Outgoing(NamedTuple):
 class FleetIndex(FleetPlaces):
     """See the module's text."""
 
+    remedy = "run `snapshotd check`, and restore the packs that it names from a backup of the bucket"
+
     def __init__(self, path: Path, write: bool) -> None:
         super().__init__(path, write)
         self._now_ms = 0

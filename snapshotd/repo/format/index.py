@@ -17,7 +17,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from snapshotd.errors import DataLoss, InternalError
 from snapshotd.repo.base import ObjectKind
@@ -73,6 +73,9 @@ class PackRow(NamedTuple):
 
 class Index:
     """See the module's text. Made by `open_index` and `create_index`."""
+
+    remedy: ClassVar[str] = "run `snapshotd check`, then `snapshotd repair`"
+    """The way out when a pack is damaged."""
 
     def __init__(self, path: Path, write: bool) -> None:
         """Opens an existing index. Errors: see `sqlite.Database`."""

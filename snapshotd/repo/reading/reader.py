@@ -252,7 +252,7 @@ class PackReader(Repository):
         if entry is None:
             entry = self.find(raw)
         what = f"{entry.kind.name.lower()} {raw.hex()} in pack {entry.pack.hex()}" if entry else f"object {raw.hex()}"
-        return DataLoss(f"the {what} cannot be read because {why}: run `snapshotd check`, then `snapshotd repair`")
+        return DataLoss(f"the {what} cannot be read because {why}: {(self.open_index() or Index).remedy}")
 
 
 def matches(entry: IndexEntry, frame: pack.Frame) -> bool:

@@ -115,7 +115,12 @@ def start(state_dir: Path, socket_path: Path, module: str = forked.SMALL_DAEMON,
 
 def damage(daemon: Daemon) -> None:
     """Change a byte in the middle of every pack."""
-    packs = [path for path in (daemon.state_dir / "repo/store/packs").rglob("*") if path.is_file()]
+    damage_packs(daemon.state_dir / "repo/store/packs")
+
+
+def damage_packs(folder: Path) -> None:
+    """Change a byte in the middle of every one there."""
+    packs = [path for path in folder.rglob("*") if path.is_file()]
     assert packs
     for pack in packs:
         with pack.open("r+b") as file:

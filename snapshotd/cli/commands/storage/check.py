@@ -28,7 +28,7 @@ def command(ctx: click.Context, read_data: bool, no_trunc: bool, as_json: bool) 
 
     Checks the catalog, the index, all checksums in the packs, the trees and every object that the catalog refers to;
     changes nothing. The exit code is 0 when all is well and 20 when something is damaged; `snapshotd repair` brings
-    back as much as possible. With --json:
+    back as much as possible, and on a node of a fleet a backup of the bucket does. With --json:
     {objects,packs,bytes_read,damages:[{pack,object,what,snapshot,path}],snapshots}.
     """
     client = connect(ctx)
@@ -40,10 +40,11 @@ def command(ctx: click.Context, read_data: bool, no_trunc: bool, as_json: bool) 
         _print(report, no_trunc)
     if not report.damages:
         return 0
+    is_node = "node" in client.status()
     note(
         f"found {number_of(len(report.damages), 'damage')}; because of it, {number_of(len(report.unreadable), 'snapshot')} cannot "
         "be read in full; "
-        f"`snapshotd repair` brings back what can be"
+        + ("restore the packs from a backup of the bucket" if is_node else "`snapshotd repair` brings back what can be")
     )
     return DataLoss.exit_code
 
