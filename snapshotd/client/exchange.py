@@ -80,6 +80,14 @@ def lost() -> AnswerLost:
     return AnswerLost(_LOST)
 
 
+def lost_in_plain(place: str) -> AnswerLost:
+    """No answer began at an http:// address. A daemon that listens with TLS closes such a connection without a word."""
+    return AnswerLost(
+        f"{place} closed the connection without an answer: if the daemon listens there with TLS, write https:// in place of http://; "
+        "else it went away, and the next command says more"
+    )
+
+
 def new_key() -> str:
     """A name for a request that makes something: the daemon makes it once, however often it is asked."""
     named = _NAMED.get()

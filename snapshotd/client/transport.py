@@ -21,6 +21,7 @@ from snapshotd.client.exchange import (
     DYING_TRIES,
     UPLOAD_BYTES,
     Again,
+    AnswerLost,
     DaemonAway,
     FrameSplitter,
     HttpAnswer,
@@ -33,6 +34,7 @@ from snapshotd.client.exchange import (
     failure,
     line_bytes,
     lost,
+    lost_in_plain,
     new_key,
     request_bytes,
     too_late,
@@ -232,8 +234,10 @@ class Transport:
         try:
             await reply.send(self.way.signed(data))
             return await reply.wait_for_head()
-        except BaseException:
+        except BaseException as exc:
             reply.close()
+            if isinstance(exc, AnswerLost) and self.way.place.startswith("http://"):
+                raise lost_in_plain(self.way.place) from exc
             raise
 
     async def _connect(self) -> DaemonReply:

@@ -19,7 +19,7 @@ import pytest
 from snapshotd.client import Snapshotd
 from snapshotd.daemon.access.address import parse_listen
 from snapshotd.daemon.access.limits import BODY_S, CONNECTIONS_MAX, HEAD_MAX_BYTES, HEAD_S, Pace, Shares, share_of
-from snapshotd.errors import UsageError
+from snapshotd.errors import DaemonUnavailable, UsageError
 from tests.any_request import ask_anything, operations
 from tests.unit.daemon.asking import eventually
 from tests.unit.daemon.process import Daemon, start
@@ -209,6 +209,13 @@ def test_a_network_of_one_host_is_one_address() -> None:
     assert share_of("2001:db8::1") == share_of("2001:db8::ffff:1") != share_of("2001:db8:0:1::1")
     assert share_of("::ffff:192.0.2.1") == share_of("192.0.2.1") != share_of("192.0.2.2")
     assert share_of("fe80::1%eth0") == share_of("fe80::2%eth1")
+
+
+def test_who_leaves_tls_out_is_told_to_write_https(daemon: Daemon) -> None:
+    host, port = address_of(daemon)
+    client = Snapshotd(host=f"http://{host}:{port}", token="sdt_any")
+    with pytest.raises(DaemonUnavailable, match="listens there with TLS, write https://"):
+        client.version()
 
 
 @pytest.mark.parametrize(
