@@ -88,7 +88,7 @@ class Context:
     def ensure_image(self, name: str, progress: Callable[[str], None]) -> Image:
         """The image that `name` stands for, made if need be; a caller of one tenant takes those that are there. As
         `Images.ensure`."""
-        return self.images.ensure(name, progress) if present_tenant() is None else self.images.find(name)
+        return self.images.ensure(name, progress) if present_tenant() is None else self.images.find_made(name)
 
     def members(self, runtime: Runtime, container: Container) -> Members:
         """The processes of a container, which a node freezes when its lease is over. SandboxFailed."""

@@ -57,6 +57,10 @@ class Images(ABC):
         """By name or unique id prefix."""
 
     @abstractmethod
+    def find_made(self, name: str) -> Image:
+        """As `find`, for a caller who may make none: NotFound says how the daemon's owner does."""
+
+    @abstractmethod
     def ensure(self, name: str, progress: Progress) -> Image:
         """The image that `name` stands for, made if need be: an existing one, else a recipe that comes with snapshotd,
         else a Docker image.

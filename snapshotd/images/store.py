@@ -91,6 +91,16 @@ class ImageStore(Images):
     def find(self, ref: str) -> Image:
         return self._catalog.images.find(ref)
 
+    def find_made(self, name: str) -> Image:
+        try:
+            return self.find(name)
+        except NotFound:
+            shown, verb = (printable(name[:80].encode()), "build" if name in recipes.shipped() else "import")
+            raise NotFound(
+                f"this daemon has no image {shown}, and your token may make none: ask the daemon's owner for "
+                f"`snapshotd image {verb} {shown}` there, or take one that `snapshotd image ls` lists"
+            ) from None
+
     def ensure(self, name: str, progress: Progress) -> Image:
         try:
             return self.find(name)

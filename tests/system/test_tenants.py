@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from snapshotd.catalog.base import seen_by
 from snapshotd.engine.base import EditRequest, SandboxRequest
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.secrecy import TENANT
@@ -57,3 +58,12 @@ def test_a_tenant_is_a_name(engine: Engine) -> None:
     for wrong in ("", "a/b", "-x", "x" * 65):
         with pytest.raises(UsageError, match="tenant"):
             engine.runs.create(replace(SandboxRequest(runtime="runc"), tenant=wrong))
+
+
+@pytest.mark.parametrize(("image", "command"), [("codex", "build codex"), ("debian:1", "import debian:1")])
+def test_a_tenant_is_told_who_makes_an_image(engine: Engine, image: str, command: str) -> None:
+    with (
+        seen_by("acme"),
+        pytest.raises(NotFound, match=f"ask the daemon's owner for `snapshotd image {command}` there"),
+    ):
+        engine.runs.create(SandboxRequest(runtime="runc", tenant="acme", image=image))
