@@ -150,6 +150,13 @@ def test_files(box: Any, sdk: Any, own_snap: Snap) -> None:
     assert box.commands.run("stat -c '%U %a' large deep/1/file").stdout == "user 644\nuser 644\n"
     files.write("empty", "")
     assert files.read("empty") == ""
+    hosts = [] if own_snap.json("inspect", box.sandbox_id)[0]["runtime"] == "runc" else ["/etc/hosts"]
+    for mounted in ("/proc/sys/kernel/hostname", "/dev/null", *hosts):
+        with pytest.raises(sdk.SandboxException, match="mounted"):
+            files.write(mounted, "mine", user="root")
+    if not hosts:
+        files.write("/etc/hosts", "127.0.0.1 mine\n", user="root")
+        assert box.commands.run("cat /etc/hosts").stdout == "127.0.0.1 mine\n"
 
     entry = files.get_info("notes.txt")
     assert (entry.size, entry.owner, entry.group, entry.permissions) == (4, "user", "user", "-rw-r--r--")
