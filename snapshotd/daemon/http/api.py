@@ -8,6 +8,7 @@ own (streams.py).
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from typing import Any
 import anyio.to_thread
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
@@ -45,7 +47,7 @@ from snapshotd.daemon.http.routes import (  # noqa: F401 - they register their h
     values,
 )
 from snapshotd.daemon.http.routes import service as service_routes  # noqa: F401 - as these
-from snapshotd.daemon.http.routes.shared import ROUTER, Service
+from snapshotd.daemon.http.routes.shared import ROUTER, JsonRoute, Service
 from snapshotd.daemon.http.streams import error_response
 from snapshotd.errors import NotFound, SnapshotdError, UsageError
 
@@ -68,14 +70,18 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.router.routes.extend(ROUTER.routes)
-    plain = app.openapi
-    app.openapi = lambda: describe(plain())  # type: ignore[method-assign]
+    app.openapi = functools.cache(lambda: _describe(app))  # type: ignore[method-assign]
     for kind in (SnapshotdError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
     app.add_middleware(
         VersionGate, pid=service.pid, counts=service.requests, access=service.access, audit=lambda: service.audit
     )
     return app
+
+
+def _describe(app: FastAPI) -> dict[str, Any]:
+    routes = [route.described() for route in ROUTER.routes if isinstance(route, JsonRoute)]
+    return describe(get_openapi(title=app.title, version=app.version, summary=app.summary, routes=routes))
 
 
 @asynccontextmanager
