@@ -11,7 +11,6 @@ from snapshotd.engine.base import ProgressSink
 from snapshotd.engine.context import Context
 from snapshotd.engine.storing.look import open_view
 from snapshotd.engine.transfer import bundle, export
-from snapshotd.engine.transfer.trajectories.documents import export_trajectory
 from snapshotd.engine.transfer.trajectories.turns import Replies, family
 from snapshotd.errors import DataLoss, UsageError
 from snapshotd.types import Image, Snapshot, Trajectory, short
@@ -57,6 +56,9 @@ def export_trajectories(
 ) -> tuple[str, ...]:
     """A trajectory up to a snapshot or its head; with `forks` also all that were forked from it, each up to its head.
     Returns warnings. UsageError: nothing is recorded of the one that is named."""
+    # few are exported, and the schema of their documents would be a twentieth of each daemon's start
+    from snapshotd.engine.transfer.trajectories.documents import export_trajectory
+
     catalog = context.catalog
     head = catalog.resolve_snapshot(ref)
     named = ref in head.tags or head.id.startswith(ref)
