@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -260,3 +261,31 @@ def test_a_node_that_has_not_merged_for_days_finds_what_was_moved_meanwhile(flee
     south.restore(ours[-1], tmp_path / "restored")
     assert (tmp_path / "restored" / "workspace" / "big").read_bytes() == big
     assert fork_of(south, ours[-1]).exec("cat big | wc -c").stdout.strip() == str(len(big))
+
+
+def test_an_output_that_others_have_condemned_before_it_was_published_is_stored_again(fleet: Fleet) -> None:
+    """It was stored, so its only copy is the one that the fleet takes for garbage."""
+    north, south = fleet.begin("north").client, fleet.begin("south").client
+    words = ["seq", "1", "20000"]
+    theirs = Sandbox.create(client=south)
+    assert theirs.exec(words).exit_code == 0
+    wait_published(fleet, theirs.head().id)
+    mine = Sandbox.create(client=north)
+    wait_published(fleet, mine.head().id)
+    assert north.snapshot(theirs.head().id), "its index knows the output"
+    fleet.nodes["north"].kill()
+    fleet.nodes["north"].close()
+    dying = fleet.begin("north", SNAPSHOTD_FAILPOINT="engine.archive.stored")
+    with suppress(SnapshotdError):
+        Sandbox.connect(mine.id, client=dying.client).exec(words)
+    assert dying.process.wait(60) == failpoints.EXIT_CODE
+    dying.kill()
+    dying.close()
+    fleet.pass_time(DAY_S)
+    south.remove(theirs.id, force=True)
+    south.prune(NEWEST)
+    fleet.pass_time(DAY_S * 0.8)
+    north = fleet.begin("north").client
+    head = Sandbox.connect(mine.id, client=north).head()
+    wait_published(fleet, head.id)
+    assert b"19999" in b"".join(north.output(head.id, "stdout"))

@@ -226,7 +226,10 @@ class ArchiverService:
     def _output(self, blob: BlobID) -> None:
         if self._writer.contains(blob):
             return
-        pieces: Iterator[bytes] = self._spool.load_blob(blob)
+        try:
+            pieces: Iterator[bytes] = self._spool.load_blob(blob)
+        except NotFound:  # it was stored before, and counts as garbage by now: that can be read until it is deleted
+            pieces = self._writer.load(blob)
         rest = b""
 
         def read(size: int) -> bytes:
