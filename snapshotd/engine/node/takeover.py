@@ -24,7 +24,7 @@ from typing import Literal
 
 from snapshotd.catalog.base import OtherCatalogs
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind.replay import PROMOTED
+from snapshotd.engine.mind.replay import PROMOTED, origin_of
 from snapshotd.engine.node.base import Takeover
 from snapshotd.engine.node.copying import needed_by, rows_of
 from snapshotd.engine.node.marks import PublishedMarks
@@ -233,14 +233,19 @@ class NodeTakeover(Takeover, OtherCatalogs):
                 return
 
     def intend(self, taken: Taken) -> None:
-        intents = self._shared.coordination.intents(taken.claim.trajectory)
+        # a call that has happened, as a person or a side branch said, may be one that this line lacks: what it gave was lost
+        # with a node
+        doubted = (IntentState.UNDECIDED, IntentState.HAPPENED)
+        intents = [one for one in self._shared.coordination.intents(taken.claim.trajectory) if one.state in doubted]
+        if not intents:
+            return
         trajectory = self._catalog.get_trajectory(taken.claim.trajectory)
-        here = {entry.id for entry in self._catalog.unbound(trajectory.id)}
+        entries = [*self._catalog.journal(trajectory.head), *self._catalog.unbound(trajectory.id)]
+        here = {entry.id for entry in entries} | {origin_of(entry) for entry in entries}
         for one in intents:
-            entry = _entry_of(one, trajectory.head)
-            # one that has happened, as a person or a side branch said, is none that this line has: what it gave may be lost with a node
-            if one.state not in (IntentState.UNDECIDED, IntentState.HAPPENED) or {one.call, entry.id} & here:
+            if one.call in here:
                 continue
+            entry = _entry_of(one, taken.claim.fence, trajectory.head)
             made_up_for = compensated_by(one.call, entry.name, entry.arguments)
             if made_up_for is not None:
                 self._note_compensation(trajectory.id, one.call, made_up_for)
@@ -257,12 +262,12 @@ class NodeTakeover(Takeover, OtherCatalogs):
         self._shared.coordination.decide_intent(intent, happened=True)
 
 
-def _entry_of(intent: RecordedIntent, after: SnapshotID) -> JournalEntry:
-    """The journal entry of an irreversible call that began on another node, as far as the fleet knows it. It has an id of its own:
-    a side branch may have the call itself."""
+def _entry_of(intent: RecordedIntent, fence: int, after: SnapshotID) -> JournalEntry:
+    """The journal entry of an irreversible call that began on another node, as far as the fleet knows it. It has an id of its own
+    for each owner of the trajectory: side branches may have the call itself, and the entries of earlier owners."""
     said = json.loads(intent.said or "{}")
     return JournalEntry(
-        CallID(hashlib.blake2s(f"doubted call {intent.call} {intent.trajectory}".encode()).hexdigest()[:32]),
+        CallID(hashlib.blake2s(f"doubted call {intent.call} {intent.trajectory} {fence}".encode()).hexdigest()[:32]),
         EntryKind.TOOL,
         said.get("name", "unknown"),
         said.get("arguments"),
