@@ -255,13 +255,19 @@ def taken_over(client: Snapshotd, box: Sandbox) -> bool:
     return True
 
 
-def test_an_irreversible_call_of_a_node_that_died_is_asked_about_on_the_next_one(fleet: Fleet) -> None:
+def left_in_a_call(fleet: Fleet) -> tuple[Sandbox, Snapshotd]:
+    """A sandbox whose node died when an irreversible call had begun, and another node."""
     first, south = fleet.begin("north"), fleet.begin("south").client
     box = work(first.client, "one")
     first.client.flush(box.id, published=True)
     dies_at(
         fleet, "engine.journal.begun", lambda client: Sandbox.connect(box.id, client=client).exec(["effect", "pay"])
     )
+    return box, south
+
+
+def test_an_irreversible_call_of_a_node_that_died_is_asked_about_on_the_next_one(fleet: Fleet) -> None:
+    box, south = left_in_a_call(fleet)
     ((call, state, _),) = fleet.ask("SELECT call, state, said FROM snapshotd_fleet.intents")
     assert state == "open"
     await_that(lambda: taken_over(south, box), "it is not taken over")
@@ -283,12 +289,7 @@ def test_an_irreversible_call_of_a_node_that_died_is_asked_about_on_the_next_one
 
 def test_a_word_about_a_call_that_is_lost_with_its_node_is_asked_for_again(fleet: Fleet) -> None:
     """The fleet knows that the call has happened; what it gave, and that the program is past it, nobody knows any more."""
-    first, south = fleet.begin("north"), fleet.begin("south").client
-    box = work(first.client, "one")
-    first.client.flush(box.id, published=True)
-    dies_at(
-        fleet, "engine.journal.begun", lambda client: Sandbox.connect(box.id, client=client).exec(["effect", "pay"])
-    )
+    box, south = left_in_a_call(fleet)
     await_that(lambda: taken_over(south, box), "it is not taken over")
     ((call,),) = fleet.ask("SELECT call FROM snapshotd_fleet.intents")
     with suppress(UsageError):  # it has no program
