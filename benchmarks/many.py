@@ -139,7 +139,7 @@ def memory(client: Snapshotd) -> dict[str, float]:
             if pid == daemon
             else next((w.decode() for w in words if w in (b"archive", b"cold", b"lazy", b"browse")), "")
         )
-        if not role and b"snapshotd.engine.storing.worker" in words:
+        if not role and b"snapshotd.engine.storage.worker" in words:
             role = "worker"
         if role:
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()

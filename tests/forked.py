@@ -57,13 +57,13 @@ _LATER = (
     "uvloop",
     "anyio._backends._asyncio",
     "sqlite3",
-    "snapshotd.engine.storing.archiver",
-    "snapshotd.engine.storing.cold_worker",
+    "snapshotd.engine.storage.archiver",
+    "snapshotd.engine.storage.cold_worker",
     "snapshotd.fuse.server",
     "snapshotd.repo.upkeep.maintenance",
 )
 """Imported by a daemon or its children when they are needed."""
-_CHILDREN = ("snapshotd.daemon.children", "snapshotd.engine.storing.worker")
+_CHILDREN = ("snapshotd.daemon.children", "snapshotd.engine.storage.worker")
 """Programs that a daemon starts as `python -m`."""
 FUSE_CHILD = "tests.fuse_child"
 _COMMAND_LINE_BYTES = 4000
@@ -288,7 +288,7 @@ def daemons() -> Iterator[None]:
 @contextlib.contextmanager
 def children() -> Iterator[None]:
     """Child processes of an engine in this process, and of mounts, are forked meanwhile."""
-    from snapshotd.engine.storing import child
+    from snapshotd.engine.storage import child
     from snapshotd.fuse import child as mount
 
     def popen(argv: list[str], **more: Any) -> subprocess.Popen[bytes]:

@@ -20,7 +20,7 @@ from snapshotd.daemon.host import AS_ROOT, Footing, become_able, footing_of
 from snapshotd.daemon.wiring import open_engine
 from snapshotd.engine.base import SandboxRequest
 from snapshotd.engine.engine import Engine
-from snapshotd.engine.mind.calls import AgentCalls
+from snapshotd.engine.journal.calls import AgentCalls
 from snapshotd.engine.protocol.agent_handler import Intent, Outcome
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.types import CallStatus, EntryKind, Message, SideEffect, Snapshot, SnapshotID, new_id
@@ -117,7 +117,7 @@ class Agent:
         return {name: self.sh(f"cat /workspace/{name}") for name in names}
 
     def said(self) -> list[Any]:
-        return [message.content for message in self.engine.mind.conversation(self.id)]
+        return [message.content for message in self.engine.journal.conversation(self.id)]
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from snapshotd.catalog.base import Catalog
-from snapshotd.engine.storing.records import Record, encode
+from snapshotd.engine.storage.records import Record, encode
 from snapshotd.errors import NotFound
 from snapshotd.types import (
     AgentSpec,

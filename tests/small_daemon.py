@@ -38,7 +38,7 @@ from snapshotd.engine.base import ExecResult
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.runs import ports
 from snapshotd.engine.sandbox.sandbox import Sandbox
-from snapshotd.engine.storing import archiver
+from snapshotd.engine.storage import archiver
 from snapshotd.errors import SnapshotdError, Unsupported, UsageError
 from snapshotd.kernel import abilities
 from snapshotd.kernel.abilities import Mode

@@ -176,7 +176,7 @@ class Daemon:
                 words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            ours = b"snapshotd.daemon.children" in words or b"snapshotd.engine.storing.worker" in words
+            ours = b"snapshotd.daemon.children" in words or b"snapshotd.engine.storage.worker" in words
             if (
                 parent == self.process.pid
                 and ours

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from snapshotd.api.mind import NAME_MAX
+from snapshotd.api.history import NAME_MAX
 from snapshotd.api.record import ApiRecord, Bounds, OneOf, Request, record, unset
 from snapshotd.api.snapshots import ChangeInfo
 from snapshotd.api.trajectories import TrajectoryInfo

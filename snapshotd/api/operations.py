@@ -29,7 +29,7 @@ from snapshotd.api.fleet import (
     ReservationInfo,
     ReserveRequest,
 )
-from snapshotd.api.mind import (
+from snapshotd.api.history import (
     CompensateRequest,
     EditRequest,
     EffectInfo,
@@ -204,27 +204,29 @@ MAKE_DIR = Operation("POST", "/files/{ref}/make_dir", SnapshotInfo, RUN, "files"
 REMOVE_FILE = Operation("POST", "/files/{ref}/remove", SnapshotInfo, RUN, "files", body=RemoveFileRequest, once=True)
 RENAME_FILE = Operation("POST", "/files/{ref}/rename", SnapshotInfo, RUN, "files", body=RenameFileRequest, once=True)
 
-JOURNAL = Operation[Any]("GET", "/snapshots/{ref}/journal", LINES, READ, "mind")
-STATE = Operation[Json]("GET", "/snapshots/{ref}/state", dict[str, Any], READ, "mind", by="mind")
-TASKS = Operation("GET", "/snapshots/{ref}/tasks", list[TaskInfo], READ, "mind", by="mind")
-RESUME = Operation("POST", "/trajectories/{ref}/resume", TrajectoryInfo, RUN, "mind", body=ResumeRequest)
-PREVIEW_REWIND = Operation("GET", "/trajectories/{ref}/rewind", RewindPreview, READ, "mind")
+JOURNAL = Operation[Any]("GET", "/snapshots/{ref}/journal", LINES, READ, "history")
+STATE = Operation[Json]("GET", "/snapshots/{ref}/state", dict[str, Any], READ, "history", by="journal")
+TASKS = Operation("GET", "/snapshots/{ref}/tasks", list[TaskInfo], READ, "history", by="journal")
+RESUME = Operation("POST", "/trajectories/{ref}/resume", TrajectoryInfo, RUN, "history", body=ResumeRequest)
+PREVIEW_REWIND = Operation("GET", "/trajectories/{ref}/rewind", RewindPreview, READ, "history")
 REWIND = Operation(
-    "POST", "/trajectories/{ref}/rewind", SnapshotInfo, RUN, "mind", body=RewindRequest, once=True, by="branching"
+    "POST", "/trajectories/{ref}/rewind", SnapshotInfo, RUN, "history", body=RewindRequest, once=True, by="branching"
 )
-UNDO = Operation("POST", "/trajectories/{ref}/undo", SnapshotInfo, RUN, "mind", once=True, by="branching")
+UNDO = Operation("POST", "/trajectories/{ref}/undo", SnapshotInfo, RUN, "history", once=True, by="branching")
 PROMOTE = Operation(
-    "POST", "/trajectories/{ref}/promote", SnapshotInfo, RUN, "mind", body=PromoteRequest, once=True, by="branching"
+    "POST", "/trajectories/{ref}/promote", SnapshotInfo, RUN, "history", body=PromoteRequest, once=True, by="branching"
 )
-MERGE = Operation("POST", "/trajectories/{ref}/merge", MergeInfo, RUN, "mind", body=MergeRequest, once=True)
+MERGE = Operation("POST", "/trajectories/{ref}/merge", MergeInfo, RUN, "history", body=MergeRequest, once=True)
 RETRY = Operation(
-    "POST", "/trajectories/{ref}/retry", SnapshotInfo, RUN, "mind", body=RetryRequest, once=True, by="branching"
+    "POST", "/trajectories/{ref}/retry", SnapshotInfo, RUN, "history", body=RetryRequest, once=True, by="branching"
 )
-EFFECTS = Operation("GET", "/trajectories/{ref}/effects", list[EffectInfo], READ, "mind", by="branching")
+EFFECTS = Operation("GET", "/trajectories/{ref}/effects", list[EffectInfo], READ, "history", by="branching")
 COMPENSATE = Operation(
-    "POST", "/trajectories/{ref}/compensate", list[EffectInfo], RUN, "mind", body=CompensateRequest, by="branching"
+    "POST", "/trajectories/{ref}/compensate", list[EffectInfo], RUN, "history", body=CompensateRequest, by="branching"
 )
-EDIT = Operation("POST", "/snapshots/{ref}/edit", TrajectoryInfo, RUN, "mind", body=EditRequest, once=True, status=201)
+EDIT = Operation(
+    "POST", "/snapshots/{ref}/edit", TrajectoryInfo, RUN, "history", body=EditRequest, once=True, status=201
+)
 
 APPROVALS = Operation("GET", "/approvals", list[ApprovalInfo], READ, "approvals")
 ASK = Operation[ApprovalInfo | None](

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from snapshotd.api.mind import EditFields
+from snapshotd.api.history import EditFields
 from snapshotd.api.record import ApiRecord, Bounds, OneOf, Request, Secret, field, record, unset
 from snapshotd.api.snapshots import ModelUseInfo, SnapshotInfo
 from snapshotd.api.wire import FORK_MAX, QUEUE_MAX, TIMEOUT_MAX_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from snapshotd.api.mind import NAME_MAX
+from snapshotd.api.history import NAME_MAX
 from snapshotd.api.record import ApiRecord, Bounds, Request, field, record
 from snapshotd.api.wire import TTL_MAX_S
 from snapshotd.terms import DEFAULT_TENANT

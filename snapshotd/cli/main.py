@@ -30,8 +30,8 @@ from snapshotd.errors import SnapshotdError, UsageError
 
 SECTIONS: dict[str, str] = {
     "running": "Running",
-    "looking": "Looking",
-    "past": "The past, and people",
+    "inspection": "Inspection",
+    "history": "History and approvals",
     "storage": "Storage",
     "service": "The daemon and this machine",
 }
@@ -59,7 +59,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "experiment": "Run variants from one state, score them, and keep the best.",
         "resume": "Let an agent go on where it stopped.",
     },
-    "looking": {
+    "inspection": {
         "ui": "Show in a browser what agents did, and act on it.",
         "log": "List a trajectory's snapshots.",
         "tree": "Show all trajectories as a forest.",
@@ -75,7 +75,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "tasks": "List the agent's subtasks.",
         "tag": "Name a snapshot, or take a name away.",
     },
-    "past": {
+    "history": {
         "rewind": "Go back to an older snapshot, in place.",
         "undo": "Take the last rewind, promotion or merge of a trajectory back.",
         "promote": "Make a fork the head of the trajectory that it came from.",

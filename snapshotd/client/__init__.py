@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from snapshotd.client.outcomes import ExecFailed, ExecResult, RunResult
     from snapshotd.client.results import FileInfo, Policy, Provider, ServiceOptions, WriteInfo
     from snapshotd.client.sandbox import Command, Sandbox, Snapshot
-    from snapshotd.client.verbs.mind import RECORDED
+    from snapshotd.client.verbs.history import RECORDED
     from snapshotd.client.verbs.ports import AsyncPort, Port
     from snapshotd.errors import SnapshotdError
 
@@ -71,7 +71,7 @@ _MODULES = {
     "client.outcomes": ("ExecFailed", "ExecResult", "RunResult"),
     "client.results": ("FileInfo", "Policy", "Provider", "ServiceOptions", "WriteInfo"),
     "client.sandbox": ("Command", "Sandbox", "Snapshot"),
-    "client.verbs.mind": ("RECORDED",),
+    "client.verbs.history": ("RECORDED",),
     "client.verbs.ports": ("AsyncPort", "Port"),
     "errors": ("SnapshotdError",),
 }

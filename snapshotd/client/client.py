@@ -21,8 +21,8 @@ from snapshotd.client.verbs.experiments import ExperimentVerbs
 from snapshotd.client.verbs.files import FileVerbs
 from snapshotd.client.verbs.fleet import FleetVerbs
 from snapshotd.client.verbs.forks import ForkVerbs
-from snapshotd.client.verbs.looking import LookingVerbs
-from snapshotd.client.verbs.mind import MindVerbs
+from snapshotd.client.verbs.history import HistoryVerbs
+from snapshotd.client.verbs.inspection import InspectionVerbs
 from snapshotd.client.verbs.ports import Port, PortT, PortVerbs
 from snapshotd.client.verbs.runs import RunVerbs
 from snapshotd.client.verbs.sharing import SharingVerbs
@@ -37,8 +37,8 @@ class Verbs(
     RunVerbs,
     CommandVerbs,
     ForkVerbs,
-    LookingVerbs,
-    MindVerbs,
+    InspectionVerbs,
+    HistoryVerbs,
     ApprovalVerbs,
     ExperimentVerbs,
     ValueVerbs,

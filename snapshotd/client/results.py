@@ -7,8 +7,8 @@ from snapshotd.api.approvals import *  # noqa: F403
 from snapshotd.api.commands import *  # noqa: F403
 from snapshotd.api.files import *  # noqa: F403
 from snapshotd.api.find import *  # noqa: F403
-from snapshotd.api.mind import *  # noqa: F403
-from snapshotd.api.mind import AppliedInfo, ConflictInfo
+from snapshotd.api.history import *  # noqa: F403
+from snapshotd.api.history import AppliedInfo, ConflictInfo
 from snapshotd.api.record import record
 from snapshotd.api.service import *  # noqa: F403
 from snapshotd.api.snapshots import *  # noqa: F403

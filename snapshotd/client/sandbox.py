@@ -27,7 +27,7 @@ from snapshotd.client.twofold import Blocking, BlockingContext, attribute, class
 from snapshotd.client.verbs.base import Wait
 from snapshotd.client.verbs.commands import Stream
 from snapshotd.client.verbs.files import SandboxFiles, SnapshotFiles
-from snapshotd.client.verbs.mind import Mode
+from snapshotd.client.verbs.history import Mode
 from snapshotd.client.verbs.ports import OnFailure, Port, PortT
 from snapshotd.client.verbs.runs import NetworkChange, SandboxOptions
 from snapshotd.errors import UsageError

@@ -1,9 +1,9 @@
 """The composition root of the daemon's child processes, each started with its role and the places it needs (see
 `command`).
 
-    archive   owns the repository for writing (engine/storing/archiver.py)
+    archive   owns the repository for writing (engine/storage/archiver.py)
     pack      makes packs of a large step's files for it (repo/writing/packer.py)
-    cold      writes files back from it (engine/storing/cold_worker.py)
+    cold      writes files back from it (engine/storage/cold_worker.py)
     lazy      serves layers that are not written yet, through FUSE (fuse/)
     browse    shows snapshots as folders, through FUSE
 
@@ -86,7 +86,7 @@ def open_repository(places: StatePlaces, missed: Callable[[], bool] = lambda: Fa
 
 
 def _archive(places: StatePlaces, _: list[str]) -> None:
-    from snapshotd.engine.storing import archiver, child
+    from snapshotd.engine.storage import archiver, child
     from snapshotd.kernel import memory
     from snapshotd.repo.spool import FileSpool
     from snapshotd.repo.upkeep.maintenance import PackMaintenance
@@ -120,7 +120,7 @@ def _pack(places: StatePlaces, _: list[str]) -> None:
 
 
 def _cold(places: StatePlaces, _: list[str]) -> None:
-    from snapshotd.engine.storing import child, cold_worker
+    from snapshotd.engine.storage import child, cold_worker
 
     child.serve(child.opened(lambda: cold_worker.ColdService(open_repository(places), places.open_layers())))
 

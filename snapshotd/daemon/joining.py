@@ -25,10 +25,10 @@ from snapshotd.engine.node.shared import SharedHistory
 from snapshotd.engine.node.takeover import NodeTakeover
 from snapshotd.engine.node.watchdog import Watchdog
 from snapshotd.engine.runs.sessions import Sessions
-from snapshotd.engine.storing.archive_queue import Archive
-from snapshotd.engine.storing.archiver import Archiver
-from snapshotd.engine.storing.cold import Cold
-from snapshotd.engine.storing.upkeep import Upkeep
+from snapshotd.engine.storage.archive_queue import Archive
+from snapshotd.engine.storage.archiver import Archiver
+from snapshotd.engine.storage.cold import Cold
+from snapshotd.engine.storage.upkeep import Upkeep
 from snapshotd.errors import Unavailable, UsageError
 from snapshotd.fleet.base import LeaseTerms, NodeID
 from snapshotd.fleet.collection import Collection

@@ -30,16 +30,13 @@ from snapshotd.engine.engine import Engine, EnginePart, Life
 from snapshotd.engine.events import EventLogs
 from snapshotd.engine.experiments.parts import Services
 from snapshotd.engine.experiments.service import ExperimentService
-from snapshotd.engine.finding.filling import Filling
-from snapshotd.engine.finding.index import TextIndex
-from snapshotd.engine.finding.service import FindService
 from snapshotd.engine.folders.folders import Folders
 from snapshotd.engine.host.system_packages import CATATONIT
-from snapshotd.engine.mind.approval.gate import Gate
-from snapshotd.engine.mind.approval.records import ApprovalRecords
-from snapshotd.engine.mind.approval.webhook import Webhooks
-from snapshotd.engine.mind.gateways import GatewayMaker, Gateways
-from snapshotd.engine.mind.keyvalue import KeyValueStore
+from snapshotd.engine.journal.approval.gate import Gate
+from snapshotd.engine.journal.approval.records import ApprovalRecords
+from snapshotd.engine.journal.approval.webhook import Webhooks
+from snapshotd.engine.journal.gateways import GatewayMaker, Gateways
+from snapshotd.engine.journal.keyvalue import KeyValueStore
 from snapshotd.engine.ownership import ALONE
 from snapshotd.engine.pins import Pins
 from snapshotd.engine.requests import Requests
@@ -51,27 +48,30 @@ from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.root import LayerSources
+from snapshotd.engine.search.filling import Filling
+from snapshotd.engine.search.index import TextIndex
+from snapshotd.engine.search.service import FindService
 from snapshotd.engine.secrecy import Secrecy
 from snapshotd.engine.services.approvals import ApprovalService
 from snapshotd.engine.services.branching import BranchingService
 from snapshotd.engine.services.fleet import FleetService
 from snapshotd.engine.services.images import ImageService
-from snapshotd.engine.services.mind import MindService
+from snapshotd.engine.services.journal import JournalService
 from snapshotd.engine.services.runs import RunService
 from snapshotd.engine.services.snapshots import SnapshotService
 from snapshotd.engine.services.stats import StatsService
 from snapshotd.engine.services.storage import StorageService
-from snapshotd.engine.storing import rebuild, reserve
-from snapshotd.engine.storing.archive_queue import Archive
-from snapshotd.engine.storing.archiver import Archiver
-from snapshotd.engine.storing.browse import Browse
-from snapshotd.engine.storing.child import EngineChild
-from snapshotd.engine.storing.cold import Cold
-from snapshotd.engine.storing.evict import Disposal
-from snapshotd.engine.storing.linkgroups import LinkGroups
-from snapshotd.engine.storing.merging import Merger
-from snapshotd.engine.storing.upkeep import Upkeep
-from snapshotd.engine.storing.worker import Worker
+from snapshotd.engine.storage import rebuild, reserve
+from snapshotd.engine.storage.archive_queue import Archive
+from snapshotd.engine.storage.archiver import Archiver
+from snapshotd.engine.storage.browse import Browse
+from snapshotd.engine.storage.child import EngineChild
+from snapshotd.engine.storage.cold import Cold
+from snapshotd.engine.storage.evict import Disposal
+from snapshotd.engine.storage.linkgroups import LinkGroups
+from snapshotd.engine.storage.merging import Merger
+from snapshotd.engine.storage.upkeep import Upkeep
+from snapshotd.engine.storage.worker import Worker
 from snapshotd.errors import SnapshotdError, Unsupported, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.fuse.lazy import LazyMount
@@ -280,7 +280,7 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker, rights: 
         branching=BranchingService(
             context, sessions, cold, gate, folders.rewinds, forks, resumes, steps, disposal.forget
         ),
-        mind=MindService(context),
+        journal=JournalService(context),
         watch=context.events.watch.follow,
     )
     storage = StorageService(context, upkeep, archive, background, browse, _replies)
@@ -291,7 +291,7 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker, rights: 
         files=FileCalls(context, sessions, steps),
         branching=services.branching,
         experiments=experiments,
-        mind=services.mind,
+        journal=services.journal,
         approvals=ApprovalService(context, approvals),
         values=values,
         folders=folders,

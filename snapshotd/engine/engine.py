@@ -21,11 +21,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from snapshotd.engine.base import Event
 from snapshotd.engine.context import Context
 from snapshotd.engine.experiments.service import ExperimentService
-from snapshotd.engine.finding.filling import Filling
-from snapshotd.engine.finding.service import FindService
 from snapshotd.engine.folder_expiry import FolderExpiry
 from snapshotd.engine.folders.folders import Folders
-from snapshotd.engine.mind.keyvalue import KeyValueStore
+from snapshotd.engine.journal.keyvalue import KeyValueStore
 from snapshotd.engine.requests import Requests
 from snapshotd.engine.runs import recover
 from snapshotd.engine.runs.file_calls import FileCalls
@@ -34,19 +32,21 @@ from snapshotd.engine.sandbox.attach import Survivor
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.disk_watch import DiskWatch
 from snapshotd.engine.sandbox.idle import IdleWatch
+from snapshotd.engine.search.filling import Filling
+from snapshotd.engine.search.service import FindService
 from snapshotd.engine.services.approvals import ApprovalService
 from snapshotd.engine.services.branching import BranchingService
 from snapshotd.engine.services.fleet import FleetService
 from snapshotd.engine.services.images import ImageService
-from snapshotd.engine.services.mind import MindService
+from snapshotd.engine.services.journal import JournalService
 from snapshotd.engine.services.runs import RunService
 from snapshotd.engine.services.snapshots import SnapshotService
 from snapshotd.engine.services.stats import StatsService
 from snapshotd.engine.services.storage import StorageService
-from snapshotd.engine.storing.archive_queue import Archive
-from snapshotd.engine.storing.cold import Cold
-from snapshotd.engine.storing.evict import Disposal
-from snapshotd.engine.storing.upkeep import Upkeep
+from snapshotd.engine.storage.archive_queue import Archive
+from snapshotd.engine.storage.cold import Cold
+from snapshotd.engine.storage.evict import Disposal
+from snapshotd.engine.storage.upkeep import Upkeep
 from snapshotd.errors import SnapshotdError, UsageError
 from snapshotd.kernel.abilities import weaker
 from snapshotd.kernel.memory import available_bytes
@@ -213,7 +213,7 @@ class Engine:
     files: FileCalls
     branching: BranchingService
     experiments: ExperimentService
-    mind: MindService
+    journal: JournalService
     approvals: ApprovalService
     values: KeyValueStore
     folders: Folders

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from snapshotd.engine.storing.upkeep import Upkeep
+from snapshotd.engine.storage.upkeep import Upkeep
 from snapshotd.errors import SnapshotdError
 from snapshotd.terms import PRUNE_GRACE_S
 from snapshotd.types import FOLDER, Trajectory

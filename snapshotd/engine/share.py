@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from snapshotd.engine.base import ProgressSink
 from snapshotd.engine.context import Context
-from snapshotd.engine.storing.look import open_view
+from snapshotd.engine.storage.look import open_view
 from snapshotd.engine.transfer import bundle, export
 from snapshotd.engine.transfer.trajectories.turns import Replies, family
 from snapshotd.errors import DataLoss, UsageError

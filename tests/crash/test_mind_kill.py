@@ -79,7 +79,7 @@ def test_what_was_asked_or_decided_is_known_afterwards(bench: Bench, name: str) 
     again = Agent(second, agent.id)
     (approval,) = second.approvals.list()
     assert approval.status is (ApprovalStatus.APPROVED if name.endswith("decided") else ApprovalStatus.PENDING)
-    assert list(second.mind.journal(agent.id))[-1].name == "write", "the call has not begun"
+    assert list(second.journal.entries(agent.id))[-1].name == "write", "the call has not begun"
     if approval.status is ApprovalStatus.PENDING:
         second.approvals.approve(approval.id, by="ann")
     call, _ = again.begin("mail", {"to": "a"}, side_effect=SideEffect.IRREVERSIBLE, approve=True)

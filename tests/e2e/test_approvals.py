@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.mind.approval.policy import FILE_NAME
+from snapshotd.engine.journal.approval.policy import FILE_NAME
 from tests.e2e.listening import listening
 from tests.e2e.support import Snap, wait_until
 

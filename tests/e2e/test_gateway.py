@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.mind.approval.policy import FILE_NAME
+from snapshotd.engine.journal.approval.policy import FILE_NAME
 from tests.e2e.model_rig import (
     KEY,
     PROGRAMS,

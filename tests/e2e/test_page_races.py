@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from snapshotd.client import Snapshotd
-from snapshotd.engine.mind.approval.policy import FILE_NAME
+from snapshotd.engine.journal.approval.policy import FILE_NAME
 from snapshotd.errors import Conflict
 from tests.e2e.listening import listening
 from tests.e2e.page_rig import Person

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.client import Policy, Snapshotd
-from snapshotd.engine.storing.merging import FAN_IN
+from snapshotd.engine.storage.merging import FAN_IN
 from snapshotd.layers.pivot import MAX_CACHED_LOWERS
 from tests import long
 from tests.e2e.prepared import daemon_on

@@ -19,7 +19,7 @@ from typing import Any
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.storing import records
+from snapshotd.engine.storage import records
 from snapshotd.repo.base import Repository, TreeEntry
 from snapshotd.repo.key import load_key
 from snapshotd.repo.reading.reader import PackReader

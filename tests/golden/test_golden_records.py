@@ -11,8 +11,8 @@ import pytest
 
 from snapshotd.catalog.base import SnapshotRow
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.storing import records
-from snapshotd.engine.storing.records import Record, Tags, decode, decode_any, encode_tags
+from snapshotd.engine.storage import records
+from snapshotd.engine.storage.records import Record, Tags, decode, decode_any, encode_tags
 from snapshotd.errors import VersionMismatch
 from tests.records import encoded
 

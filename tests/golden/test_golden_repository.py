@@ -17,7 +17,7 @@ import apsw
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.storing.rebuild import rebuild
+from snapshotd.engine.storage.rebuild import rebuild
 from snapshotd.errors import VersionMismatch
 from snapshotd.repo.base import Roots
 from snapshotd.repo.format import pack

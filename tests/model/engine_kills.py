@@ -334,7 +334,7 @@ class Kills:
             m.stop_line(line)
 
 
-_CHILD_WORDS = {"worker": b"snapshotd.engine.storing.worker", "archive": b"archive", "cold": b"cold", "lazy": b"lazy"}
+_CHILD_WORDS = {"worker": b"snapshotd.engine.storage.worker", "archive": b"archive", "cold": b"cold", "lazy": b"lazy"}
 
 
 def _children(pid: int) -> list[int]:

@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from snapshotd.client.results import TrajectoryInfo
-from snapshotd.client.verbs.mind import Mode
+from snapshotd.client.verbs.history import Mode
 from snapshotd.errors import Conflict, DataLoss, NotFound
 from tests.model.engine_oracle import Line, Mind, Script, Taken, Tree, changes
 

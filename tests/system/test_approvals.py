@@ -91,7 +91,7 @@ def test_an_approved_call_runs_and_shows_what_it_was_asked_with(agent: Agent, po
     agent.engine.approvals.deny(second.id, by="bob", reason="enough")
     with pytest.raises(Denied, match="bob did not let mail run: enough"):
         begun.result(WAIT_S)
-    journal = list(agent.engine.mind.journal(agent.id))
+    journal = list(agent.engine.journal.entries(agent.id))
     assert [(e.name, e.status) for e in journal] == [("write", DONE), ("mail", DONE), ("write", DONE), ("mail", FAILED)]
     assert (journal[-1].error, journal[-1].side_effect) == ("bob did not let mail run: enough", SideEffect.IRREVERSIBLE)
     assert agent.engine.branching.effects(agent.id) == []
@@ -103,7 +103,7 @@ def test_other_arguments_can_be_put_in(agent: Agent, pool: ThreadPoolExecutor) -
     call, answer = begun.result(WAIT_S)
     assert answer["arguments"] == {"to": "bob"}
     agent.end(call)
-    assert list(agent.engine.mind.journal(agent.id))[-1].arguments == {"to": "bob"}
+    assert list(agent.engine.journal.entries(agent.id))[-1].arguments == {"to": "bob"}
 
 
 def test_files_that_changed_make_an_approval_stale_and_the_call_asks_anew(
@@ -206,7 +206,7 @@ action = "approve"
     denied = agent.head.call
     assert (denied.name, denied.arguments, denied.status) == ("shell", {"command": "rm -r /"}, FAILED)
     assert denied.error == "the policy does not let shell run with these arguments: nothing is removed here"
-    assert [entry.id for entry in agent.engine.mind.journal(agent.id)] == [denied.id]
+    assert [entry.id for entry in agent.engine.journal.entries(agent.id)] == [denied.id]
     agent.tool("shell", {"command": "ls"}, side_effect=SideEffect.IRREVERSIBLE)
     agent.tool("mail", {})
     begun = pool.submit(agent.begin, "mail", {}, side_effect=SideEffect.IRREVERSIBLE)

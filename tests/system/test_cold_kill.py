@@ -17,7 +17,7 @@ import pytest
 
 from snapshotd.api.commands import CommandFields
 from snapshotd.engine.engine import Engine
-from snapshotd.engine.storing import evict
+from snapshotd.engine.storage import evict
 from snapshotd.errors import InternalError
 from snapshotd.types import Snapshot
 from tests import mind_rig

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.engine.engine import Engine
-from snapshotd.engine.storing import evict
+from snapshotd.engine.storage import evict
 from snapshotd.types import Snapshot, SnapshotState
 from tests import mind_rig
 from tests.e2e.support import wait_until

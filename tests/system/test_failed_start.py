@@ -15,7 +15,7 @@ PROGRAM = """
 import sys, threading
 from snapshotd.cli.main import main
 from snapshotd.daemon import wiring
-from snapshotd.engine.storing.archive_queue import Archive
+from snapshotd.engine.storage.archive_queue import Archive
 from snapshotd.errors import DataLoss
 
 begin = Archive.start

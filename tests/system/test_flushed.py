@@ -14,7 +14,7 @@ import pytest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.runs.recover import mark_clean
-from snapshotd.engine.storing import evict
+from snapshotd.engine.storage import evict
 from snapshotd.types import SnapshotState
 from tests import mind_rig
 from tests.e2e.support import wait_until

@@ -25,7 +25,7 @@ import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.context import Context
-from snapshotd.engine.storing.browse import Browse
+from snapshotd.engine.storage.browse import Browse
 from snapshotd.errors import NotFound, SandboxFailed, Unsupported, UsageError
 from snapshotd.fuse.child import MountProcess
 from snapshotd.fuse.lazy import LazyMount

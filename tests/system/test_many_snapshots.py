@@ -18,7 +18,7 @@ import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.engine import Engine
-from snapshotd.engine.storing import merging
+from snapshotd.engine.storage import merging
 from snapshotd.types import Snapshot
 from tests import long, mind_rig
 from tests.mind_rig import Agent

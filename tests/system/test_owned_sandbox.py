@@ -14,7 +14,7 @@ from snapshotd.api.commands import ExecRequest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.base import EditRequest, ExecResult, FileEdit, RunRequest, SandboxRequest
 from snapshotd.engine.engine import Engine
-from snapshotd.engine.past import editing, effects
+from snapshotd.engine.history import editing, effects
 from snapshotd.engine.runs import commands
 from snapshotd.errors import Conflict, OutOfSpace, SandboxFailed
 from snapshotd.types import CallStatus, Snapshot, TrajectoryStatus

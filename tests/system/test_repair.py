@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from snapshotd.engine.engine import Engine
-from snapshotd.engine.storing.archiver import ArchivedTree
-from snapshotd.engine.storing.merging import FAN_IN
+from snapshotd.engine.storage.archiver import ArchivedTree
+from snapshotd.engine.storage.merging import FAN_IN
 from snapshotd.errors import InternalError
 from snapshotd.types import BlobID, LayerID, SnapshotState, TreeID, short
 from tests import mind_rig
@@ -67,7 +67,7 @@ def test_what_the_archive_cannot_store_costs_the_others_nothing(
     """Storing one snapshot ends the archive's process each time, also at the last try: what was stored with it was not
     durable yet."""
     agent = mind_rig.agent(engine)
-    monkeypatch.setattr("snapshotd.engine.storing.archive_queue._RETRY_S", (0.05,))
+    monkeypatch.setattr("snapshotd.engine.storage.archive_queue._RETRY_S", (0.05,))
     archiver = engine.life._archive._batches.archiver
     store_tree = archiver.tree
     poisonous: list[BlobID] = []

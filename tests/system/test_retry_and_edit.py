@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from snapshotd.engine.base import EditRequest, FileEdit
-from snapshotd.engine.mind.replay import Kept, Replay
+from snapshotd.engine.journal.replay import Kept, Replay
 from snapshotd.errors import Conflict, NotFound, UsageError
 from snapshotd.types import CallStatus, EntryKind, SideEffect
 from tests.mind_rig import Agent, message
@@ -26,18 +26,21 @@ def test_what_others_completed_stays_and_the_rest_goes(agent: Agent) -> None:
         agent.calls.state_set("docs", (True,))
         agent.send("publish", "docs", task="docs")
         agent.tool("write", {"n": 3}, "echo docs > docs; ln docs docs2", task="docs", result="written")
-    before = [e.id for e in agent.engine.mind.journal(agent.id)]
+    before = [e.id for e in agent.engine.journal.entries(agent.id)]
     snapshot = agent.engine.branching.retry(agent.id, "build", resume=False)
     assert snapshot.call.arguments["kept"] == ["docs"]
     assert agent.files() == {"plan": "plan\n", "docs": "docs\n", "docs2": "docs\n"}
     assert agent.sh("stat -c %h docs").strip() == "2"
-    assert agent.engine.mind.state(agent.id) == {"docs": True}
-    assert {t.name: t.status for t in agent.engine.mind.tasks(agent.id)} == {"plan": "completed", "docs": "completed"}
+    assert agent.engine.journal.state(agent.id) == {"docs": True}
+    assert {t.name: t.status for t in agent.engine.journal.tasks(agent.id)} == {
+        "plan": "completed",
+        "docs": "completed",
+    }
     # What it did outside was made up for; what the kept task did is not left behind.
     assert [(e.entry.arguments["key"], e.compensated) for e in agent.engine.branching.effects(agent.id)] == [
         ("broken", CallStatus.DONE)
     ]
-    entries = list(agent.engine.mind.journal(agent.id))
+    entries = list(agent.engine.journal.entries(agent.id))
     assert [(e.kind, e.name) for e in entries] == [
         (EntryKind.TOOL, "write"),
         (EntryKind.TASK, "plan"),
@@ -61,7 +64,7 @@ def test_what_others_completed_stays_and_the_rest_goes(agent: Agent) -> None:
     assert skipped is not None
     assert skipped.result == {"of": "docs"}
     agent.engine.branching.undo(agent.id)
-    assert [e.id for e in agent.engine.mind.journal(agent.id)] == before
+    assert [e.id for e in agent.engine.journal.entries(agent.id)] == before
     assert agent.files()["build"] == "broken\n"
 
 
@@ -118,7 +121,7 @@ def test_dependents_go_with_it(agent: Agent) -> None:
         agent.engine.branching.retry(agent.id, "deploy", resume=False)
     agent.engine.branching.retry(agent.id, "plan", resume=False)
     assert agent.files() == {}
-    assert agent.engine.mind.tasks(agent.id) == []
+    assert agent.engine.journal.tasks(agent.id) == []
 
 
 def test_a_value_that_another_had_changed_is_refused(agent: Agent) -> None:
@@ -157,8 +160,8 @@ def test_nothing_of_the_original_changes(past: Agent) -> None:
     before = (
         past.files(),
         past.said(),
-        past.engine.mind.state(past.id),
-        list(past.engine.mind.journal(past.id)),
+        past.engine.journal.state(past.id),
+        list(past.engine.journal.entries(past.id)),
         past.head.id,
     )
     edited(
@@ -168,8 +171,8 @@ def test_nothing_of_the_original_changes(past: Agent) -> None:
     assert (
         past.files(),
         past.said(),
-        past.engine.mind.state(past.id),
-        list(past.engine.mind.journal(past.id)),
+        past.engine.journal.state(past.id),
+        list(past.engine.journal.entries(past.id)),
         past.head.id,
     ) == before
 
@@ -188,7 +191,7 @@ def test_files(past: Agent) -> None:
     assert other.files() == {"file": "changed\n", "new": "new\n"}
     assert other.sh("stat -c '%a %u' file new").split() == ["640", "0", "755", "0"]
     assert other.head.follows is None
-    assert (other.said(), len(list(other.engine.mind.journal(other.id)))) == (["first", "second"], 2)
+    assert (other.said(), len(list(other.engine.journal.entries(other.id)))) == (["first", "second"], 2)
     other.tool("write", {}, "echo more > more")
     assert "more" in other.files()
 
@@ -201,7 +204,7 @@ def test_messages(past: Agent) -> None:
     assert edited(past, EditRequest(messages=())).said() == []
     added = edited(past, EditRequest(add_messages=(message("third"),)))
     assert (added.said(), added.head.follows) == (["first", "second", "third"], None)
-    assert {len(list(a.engine.mind.journal(a.id))) for a in (dropped, whole, added)} == {2}
+    assert {len(list(a.engine.journal.entries(a.id))) for a in (dropped, whole, added)} == {2}
     added.say("fourth")
     added.tool("write", {})
     assert added.said() == ["first", "second", "third", "fourth"]
@@ -211,8 +214,8 @@ def test_state_result_and_environment(past: Agent) -> None:
     other = edited(
         past, EditRequest(state=(("k", None), ("l", [1])), result=({"is": 3},), env=(("GREETING", "hello"),))
     )
-    assert other.engine.mind.state(other.id) == {"l": [1]}
-    entries = list(other.engine.mind.journal(other.id))
+    assert other.engine.journal.state(other.id) == {"l": [1]}
+    entries = list(other.engine.journal.entries(other.id))
     assert [(e.name, e.arguments, e.status) for e in entries] == [("read", {"n": n}, CallStatus.DONE) for n in (1, 2)]
     assert entries[1].result == {"is": 3}
     assert entries[1].snapshot == other.head.id

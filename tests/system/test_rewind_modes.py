@@ -29,8 +29,8 @@ def everything(agent: Agent) -> tuple[object, ...]:
     return (
         agent.files(),
         agent.said(),
-        agent.engine.mind.state(agent.id),
-        [e.id for e in agent.engine.mind.journal(agent.id)],
+        agent.engine.journal.state(agent.id),
+        [e.id for e in agent.engine.journal.entries(agent.id)],
     )
 
 
@@ -53,8 +53,8 @@ def test_the_chosen_parts_go_back_and_undo_brings_them_again(
     assert (rewound.parent, rewound.follows) == (two.id, None if mode == "files" else one.id)
     assert agent.files() == files
     assert agent.said() == said
-    assert agent.engine.mind.state(agent.id) == {"at": "two" if mode == "files" else "one"}
-    assert len(list(agent.engine.mind.journal(agent.id))) == (2 if mode == "files" else 1)
+    assert agent.engine.journal.state(agent.id) == {"at": "two" if mode == "files" else "one"}
+    assert len(list(agent.engine.journal.entries(agent.id))) == (2 if mode == "files" else 1)
     assert [m.content for m in preview.messages] == ["say two"][: 2 - len(said)]
     assert {c.path for c in preview.files} == {p for p in (b"workspace/file", b"workspace/two") if files == AT_ONE}
     assert preview.file_count == len(preview.files)
@@ -87,9 +87,9 @@ def test_what_was_not_yet_captured_is_kept_on_the_line_that_is_left(agent: Agent
     assert b"workspace/late" in {c.path for c in preview.files}
     assert [m.content for m in preview.messages] == ["say two", "a late word"]
     agent.engine.branching.rewind(agent.id, one.id)
-    assert (agent.files(), agent.said(), agent.engine.mind.state(agent.id)) == (AT_ONE, ["say one"], {"at": "one"})
+    assert (agent.files(), agent.said(), agent.engine.journal.state(agent.id)) == (AT_ONE, ["say one"], {"at": "one"})
     agent.engine.branching.undo(agent.id)
-    assert (agent.files(), agent.said(), agent.engine.mind.state(agent.id)) == before
+    assert (agent.files(), agent.said(), agent.engine.journal.state(agent.id)) == before
 
 
 def test_a_rewind_of_files_that_fails_keeps_what_no_snapshot_has(agent: Agent) -> None:
@@ -108,7 +108,7 @@ def test_a_rewind_of_files_that_fails_keeps_what_no_snapshot_has(agent: Agent) -
     agent.tool("write", {}, "echo three > three")
     assert agent.files() == {**AT_TWO, "three": "three\n"}
     assert agent.said() == ["say one", "say two", "a late word"]
-    assert agent.engine.mind.state(agent.id) == {"at": "late"}
+    assert agent.engine.journal.state(agent.id) == {"at": "late"}
 
 
 def test_the_mind_only_goes_where_it_has_been(engine: Engine, agent: Agent) -> None:

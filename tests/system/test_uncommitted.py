@@ -11,7 +11,7 @@ import pytest
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.engine import Engine
-from snapshotd.engine.storing import cold, evict, records
+from snapshotd.engine.storage import cold, evict, records
 from snapshotd.errors import OutOfSpace
 from snapshotd.types import Image, Snapshot, SnapshotState, TrajectoryStatus
 from tests import mind_rig, way

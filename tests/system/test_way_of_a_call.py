@@ -13,8 +13,8 @@ from typing import Any
 import snapshotd
 from snapshotd.api.commands import CommandFields
 from snapshotd.engine.base import SandboxRequest
-from snapshotd.engine.mind.approval.records import Asked
-from snapshotd.engine.mind.pending import Open
+from snapshotd.engine.journal.approval.records import Asked
+from snapshotd.engine.journal.pending import Open
 from snapshotd.engine.protocol.agent_handler import Intent, Outcome
 from snapshotd.engine.protocol.agent_request import AgentRequest
 from snapshotd.types import NO_ISOLATION, Ended, JournalEntry, ToolCall
@@ -34,11 +34,11 @@ note("hello")
 """
 STAGES = (
     ("engine/protocol/",),
-    ("engine/mind/calls.py", "engine/mind/call_output.py"),
-    ("engine/mind/journal.py",),
-    ("engine/mind/approval/gate.py", "engine/mind/approval/records.py", "engine/mind/approval/policy.py"),
-    ("engine/mind/retracing.py", "engine/mind/reused_calls.py"),
-    ("engine/mind/",),
+    ("engine/journal/calls.py", "engine/journal/call_output.py"),
+    ("engine/journal/pipeline.py",),
+    ("engine/journal/approval/gate.py", "engine/journal/approval/records.py", "engine/journal/approval/policy.py"),
+    ("engine/journal/retracing.py", "engine/journal/reused_calls.py"),
+    ("engine/journal/",),
     ("engine/sandbox/step.py",),
 )
 """The files of each stage, from the socket to the commit; a file is of the first stage that names it."""

@@ -22,7 +22,7 @@ READERS = {
     "snapshotd/engine/host/system_packages.py": "a program of one file for any Python, which passes its environment on",
     "snapshotd/daemon/server.py": "NOTIFY_SOCKET is taken out of the environment, so that no child has it",
     "snapshotd/trees/git.py": "git gets the user's environment, without what would lead it elsewhere",
-    "snapshotd/cli/commands/looking/ui.py": "DISPLAY and WAYLAND_DISPLAY say that a browser can be shown",
+    "snapshotd/cli/commands/inspection/ui.py": "DISPLAY and WAYLAND_DISPLAY say that a browser can be shown",
     "snapshotd/integrations/mini_swe_agent/environment.py": "forward_env of mini-swe-agent names the variables that are passed on",
     "snapshotd/integrations/otel/spans.py": "OTEL_ variables, as every exporter of OpenTelemetry reads them",
     "snapshotd/cli/reference.py": "takes COLUMNS out, which click would read",

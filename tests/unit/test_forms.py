@@ -49,7 +49,7 @@ def test_few_places_list_the_fields_of_a_snapshot() -> None:
     assert sorted(found) == [
         ("api/snapshots.py", "ClassDef"),
         ("daemon/http/words.py", "Dict"),  # the meaning of every word
-        ("engine/storing/records.py", "Dict"),  # the rows of the catalog are lists of columns
+        ("engine/storage/records.py", "Dict"),  # the rows of the catalog are lists of columns
         ("integrations/mcp/answers.py", "ClassDef"),  # what a model reads of one
         ("types.py", "ClassDef"),
     ]

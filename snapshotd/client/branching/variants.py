@@ -8,7 +8,7 @@ from typing import Any
 from snapshotd.api.wire import FORK_MAX
 from snapshotd.client.local.arguments import wrong
 from snapshotd.client.local.sizes import limit_fields
-from snapshotd.client.verbs.mind import edit_fields
+from snapshotd.client.verbs.history import edit_fields
 from snapshotd.errors import UsageError
 from snapshotd.terms import nearest, number_of
 

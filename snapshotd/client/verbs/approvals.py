@@ -10,7 +10,7 @@ from snapshotd.api.approvals import ApprovalInfo, ApprovalView, ApproveRequest, 
 from snapshotd.api.wire import PREVIEW_FILES
 from snapshotd.client.twofold import stream, verb
 from snapshotd.client.verbs.base import VerbPart
-from snapshotd.client.verbs.mind import RECORDED
+from snapshotd.client.verbs.history import RECORDED
 
 
 class ApprovalVerbs(VerbPart):

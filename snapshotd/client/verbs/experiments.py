@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snapshotd.api import operations
-from snapshotd.api.mind import PromoteRequest
+from snapshotd.api.history import PromoteRequest
 from snapshotd.api.record import replace
 from snapshotd.api.snapshots import SnapshotInfo
 from snapshotd.client.local.arguments import wrong

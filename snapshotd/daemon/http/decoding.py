@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from snapshotd import types as t
 from snapshotd.api.experiments import ExperimentRequest, ScorerFields, SpendingFields
-from snapshotd.api.mind import DecisionFields, EditFields, FileFields, MergeRequest, MessageFields
+from snapshotd.api.history import DecisionFields, EditFields, FileFields, MergeRequest, MessageFields
 from snapshotd.api.record import UNSET
 from snapshotd.api.trajectories import (
     CreateRequest,

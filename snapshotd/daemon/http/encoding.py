@@ -18,7 +18,7 @@ from snapshotd.api.commands import CommandInfo, ExecInfo
 from snapshotd.api.experiments import AlignedCall, Bisection, BranchInfo, CompareInfo, PairInfo, Tried
 from snapshotd.api.files import FileInfo, WriteInfo
 from snapshotd.api.forms import iso_time, milliseconds, path_text
-from snapshotd.api.mind import AppliedInfo, ConflictInfo, EffectInfo, JournalInfo, MergeInfo, RewindPreview, TaskInfo
+from snapshotd.api.history import AppliedInfo, ConflictInfo, EffectInfo, JournalInfo, MergeInfo, RewindPreview, TaskInfo
 from snapshotd.api.record import ApiRecord, Json, encode, records_in
 from snapshotd.api.snapshots import (
     ChangeInfo,

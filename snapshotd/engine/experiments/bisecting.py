@@ -14,7 +14,7 @@ from snapshotd.api.experiments import BisectRequest
 from snapshotd.at_once import at_once
 from snapshotd.engine.experiments.base import Attendance, Bisection, Outcome, Tried
 from snapshotd.engine.experiments.parts import Services
-from snapshotd.engine.past.lineage import lineage
+from snapshotd.engine.history.lineage import lineage
 from snapshotd.errors import CommandNotFound, CommandNotRunnable, UsageError
 from snapshotd.scores import REPORT_PATH, REPORT_VARIABLE
 from snapshotd.types import Snapshot, SnapshotID, SnapshotState

@@ -12,8 +12,8 @@ from collections.abc import Hashable, Sequence, Set
 
 from snapshotd.engine.experiments.base import AlignedCall, ComparedBranch, ComparedPair, Comparison, Difference
 from snapshotd.engine.experiments.parts import Services
+from snapshotd.engine.history.lineage import lineage
 from snapshotd.engine.markers import EDIT
-from snapshotd.engine.past.lineage import lineage
 from snapshotd.errors import Ambiguous, NotFound, UsageError
 from snapshotd.types import CallStatus, EntryKind, Snapshot, SnapshotID, ToolCall, Trajectory
 
@@ -196,7 +196,7 @@ def tokens_of(services: Services, head: Snapshot, own: Set[SnapshotID]) -> tuple
     """Tokens in and out of the model calls that these snapshots of a line bind, as far as they were reported."""
     found = [0, 0]
     try:
-        for entry in services.mind.journal(head.id):
+        for entry in services.journal.entries(head.id):
             usage = entry.details.get("usage")
             if entry.kind is EntryKind.MODEL and entry.snapshot in own and isinstance(usage, dict):
                 for place, name in enumerate(("input_tokens", "output_tokens")):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from snapshotd.at_once import fitting
 from snapshotd.engine.base import Event, Variant
 from snapshotd.engine.services.branching import BranchingService
-from snapshotd.engine.services.mind import MindService
+from snapshotd.engine.services.journal import JournalService
 from snapshotd.engine.services.runs import RunService
 from snapshotd.engine.services.snapshots import SnapshotService
 from snapshotd.errors import NO_ROOM, OutOfSpace
@@ -24,7 +24,7 @@ class Services:
     runs: RunService
     snapshots: SnapshotService
     branching: BranchingService
-    mind: MindService
+    journal: JournalService
     watch: Callable[[], Iterator[Event]]
 
 

@@ -21,7 +21,7 @@ from snapshotd.engine.folders.rewinding.rewinds import FolderRewinds
 from snapshotd.engine.folders.scan import FolderScan
 from snapshotd.engine.folders.user_files import UserFiles
 from snapshotd.engine.sandbox.step import StepListener, marker
-from snapshotd.engine.storing.cold import Cold
+from snapshotd.engine.storage.cold import Cold
 from snapshotd.errors import NotFound
 from snapshotd.kernel.identity import HostUser
 from snapshotd.terms import number_of

@@ -17,7 +17,7 @@ from snapshotd.engine.folders.recording import OpenFolder
 from snapshotd.engine.folders.scan import FolderIndex
 from snapshotd.engine.folders.writers import Touches
 from snapshotd.engine.sandbox.step import marker
-from snapshotd.engine.storing import retention
+from snapshotd.engine.storage import retention
 from snapshotd.errors import Conflict, LimitExceeded, NotFound
 from snapshotd.failpoints import hit
 from snapshotd.kernel.identity import HostUser

@@ -34,8 +34,8 @@ from snapshotd.engine.folders.user_files import UserFiles
 from snapshotd.engine.folders.writers import Process, Touches, Writers
 from snapshotd.engine.sandbox.root import Captured
 from snapshotd.engine.sandbox.step import StepListener, marker
-from snapshotd.engine.storing import look
-from snapshotd.engine.storing.cold import Cold
+from snapshotd.engine.storage import look
+from snapshotd.engine.storage.cold import Cold
 from snapshotd.errors import SnapshotdError
 from snapshotd.failpoints import hit
 from snapshotd.kernel.identity import HostUser

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from snapshotd.config import Config, node_of, places, read
 from snapshotd.engine.host import integrations, system_packages
-from snapshotd.engine.mind.approval import policy
+from snapshotd.engine.journal.approval import policy
 from snapshotd.errors import SnapshotdError, UsageError
 from snapshotd.kernel import landlock, rootless
 from snapshotd.kernel.abilities import ABILITIES, Abilities, Ability, Mode

@@ -21,8 +21,8 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.node.copying import roots_of
 from snapshotd.engine.node.marks import PublishedMarks
 from snapshotd.engine.node.shared import Claims, SharedHistory
-from snapshotd.engine.storing.archiver import ToldOfPeers
-from snapshotd.engine.storing.upkeep import PruneScope
+from snapshotd.engine.storage.archiver import ToldOfPeers
+from snapshotd.engine.storage.upkeep import PruneScope
 from snapshotd.errors import SnapshotdError
 from snapshotd.failpoints import hit
 from snapshotd.fleet.base import SECOND_NS

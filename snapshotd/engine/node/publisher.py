@@ -27,7 +27,7 @@ from snapshotd.engine.node.copying import cut_off, roots_of, rows_of
 from snapshotd.engine.node.marks import PublishedMarks
 from snapshotd.engine.node.shared import Claims, SharedHistory
 from snapshotd.engine.node.tags import PublishedTags, TagChanges
-from snapshotd.engine.storing.archiver import Archiver, ToldOfPeers
+from snapshotd.engine.storage.archiver import Archiver, ToldOfPeers
 from snapshotd.errors import Conflict, InternalError, NotFound, SnapshotdError, Unavailable
 from snapshotd.failpoints import hit
 from snapshotd.fleet.base import Claim

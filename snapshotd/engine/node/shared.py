@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from snapshotd.catalog.base import Catalog
-from snapshotd.engine.storing.archiver import ToldOfPeers
+from snapshotd.engine.storage.archiver import ToldOfPeers
 from snapshotd.fleet.base import Claim, NodeID, OwnedTrajectory
 from snapshotd.fleet.collection import Collection
 from snapshotd.fleet.coordination import PostgresCoordination

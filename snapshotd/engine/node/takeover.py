@@ -24,13 +24,13 @@ from typing import Literal
 
 from snapshotd.catalog.base import OtherCatalogs
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind.replay import PROMOTED, origin_of
+from snapshotd.engine.history.effects import compensated_by
+from snapshotd.engine.journal.replay import PROMOTED, origin_of
 from snapshotd.engine.node.base import Takeover
 from snapshotd.engine.node.copying import needed_by, rows_of
 from snapshotd.engine.node.marks import PublishedMarks
 from snapshotd.engine.node.shared import Claims, SharedHistory
-from snapshotd.engine.past.effects import compensated_by
-from snapshotd.engine.storing.archiver import Archiver
+from snapshotd.engine.storage.archiver import Archiver
 from snapshotd.errors import Conflict, DataLoss, NotFound, Unavailable
 from snapshotd.failpoints import hit
 from snapshotd.fleet.base import Claim, IntentState, OwnedTrajectory, RecordedIntent, Taken

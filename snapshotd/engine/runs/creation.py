@@ -11,9 +11,9 @@ from snapshotd.api.commands import CommandFields
 from snapshotd.catalog.base import present_tenant
 from snapshotd.engine.base import SandboxRequest
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind.gateways import provider_env
-from snapshotd.engine.mind.keyvalue import tenant_env
-from snapshotd.engine.mind.reuse import INPUTS
+from snapshotd.engine.journal.gateways import provider_env
+from snapshotd.engine.journal.keyvalue import tenant_env
+from snapshotd.engine.journal.reuse import INPUTS
 from snapshotd.engine.protocol.agent_handler import HandlerSlot
 from snapshotd.engine.requests import present
 from snapshotd.engine.runs import folder_mode, inputs, programs, python_packages

@@ -8,7 +8,7 @@ from snapshotd.engine.base import OutputSink, Stream, output_event
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog
-from snapshotd.engine.mind.gateways import Gateways
+from snapshotd.engine.journal.gateways import Gateways
 from snapshotd.engine.runs import folder_mode
 from snapshotd.engine.sandbox import users
 from snapshotd.engine.sandbox.kept import KeptProcess

@@ -26,7 +26,7 @@ from snapshotd.engine.sandbox.root import frozen
 from snapshotd.engine.sandbox.sandbox import ClientCommand, Sandbox
 from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
 from snapshotd.engine.sandbox.unpacking import Unpacked, Unpacker
-from snapshotd.engine.storing import look
+from snapshotd.engine.storage import look
 from snapshotd.errors import Conflict, DataLoss, OutOfSpace, SnapshotdError, UsageError
 from snapshotd.formats.tar_writer import write_tree
 from snapshotd.kernel import files, turns

@@ -18,8 +18,8 @@ from typing import Protocol
 
 from snapshotd.engine.base import EditRequest, Forked, ForkPlace, Variant
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind.gateways import model_env
-from snapshotd.engine.mind.replay import Resumption
+from snapshotd.engine.journal.gateways import model_env
+from snapshotd.engine.journal.replay import Resumption
 from snapshotd.engine.protocol.agent_handler import HandlerSlot
 from snapshotd.engine.runs import folder_mode
 from snapshotd.engine.runs.half_made import Announce
@@ -92,7 +92,7 @@ def _fill(text: str, label: str, index: int) -> str:
 
 
 class Changes(Protocol):
-    """The way to children that differ from their source in files or mind (engine/past/editing.py)."""
+    """The way to children that differ from their source in files or mind (engine/history/editing.py)."""
 
     def check(self, source: Snapshot, request: EditRequest) -> None:
         """UsageError, LimitExceeded: the change cannot be made."""

@@ -10,16 +10,16 @@ from functools import partial
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind.approval.gate import Gate
-from snapshotd.engine.mind.calls import AgentCalls
-from snapshotd.engine.mind.gateways import Gateways
-from snapshotd.engine.mind.idempotency import Keys, cut_off
-from snapshotd.engine.mind.journal import Journal
-from snapshotd.engine.mind.keyvalue import KeyValueStore
-from snapshotd.engine.mind.replay import Resumption
-from snapshotd.engine.mind.retracing import NoReplay
-from snapshotd.engine.mind.reuse import Reuse, wanted
-from snapshotd.engine.mind.unrecorded import UnrecordedCalls
+from snapshotd.engine.journal.approval.gate import Gate
+from snapshotd.engine.journal.calls import AgentCalls
+from snapshotd.engine.journal.gateways import Gateways
+from snapshotd.engine.journal.idempotency import Keys, cut_off
+from snapshotd.engine.journal.keyvalue import KeyValueStore
+from snapshotd.engine.journal.pipeline import Journal
+from snapshotd.engine.journal.replay import Resumption
+from snapshotd.engine.journal.retracing import NoReplay
+from snapshotd.engine.journal.reuse import Reuse, wanted
+from snapshotd.engine.journal.unrecorded import UnrecordedCalls
 from snapshotd.engine.protocol.agent_handler import HandlerSlot
 from snapshotd.engine.sandbox.attach import Survivor, record_of
 from snapshotd.engine.sandbox.places import Places

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from snapshotd.engine.context import Context
 from snapshotd.engine.runs.inputs import open_seen
-from snapshotd.engine.storing.needed import CACHE_KEY, cached_layers
+from snapshotd.engine.storage.needed import CACHE_KEY, cached_layers
 from snapshotd.errors import NotFound, UsageError
 from snapshotd.formats.ingest import ingest_folder
 from snapshotd.kernel import files

@@ -19,7 +19,7 @@ from snapshotd.config import passed_on
 from snapshotd.engine.base import SandboxRequest
 from snapshotd.engine.context import Context
 from snapshotd.engine.runs.inputs import open_agent, open_seen
-from snapshotd.engine.storing.needed import CACHE_KEY, cached_layers
+from snapshotd.engine.storage.needed import CACHE_KEY, cached_layers
 from snapshotd.errors import CommandNotFound, NotFound, UsageError
 from snapshotd.kernel import files
 from snapshotd.types import LayerID, Network, SandboxSpec

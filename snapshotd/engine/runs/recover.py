@@ -23,7 +23,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.runs import half_made
 from snapshotd.engine.runs.command_records import CommandRecords
 from snapshotd.engine.sandbox.attach import Survivor, drop_kept, survivors
-from snapshotd.engine.storing.needed import forget_cached_layers, referenced_layers
+from snapshotd.engine.storage.needed import forget_cached_layers, referenced_layers
 from snapshotd.errors import SandboxFailed, SnapshotdError
 from snapshotd.kernel import files
 from snapshotd.types import SnapshotState, TrajectoryStatus

@@ -11,12 +11,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from snapshotd.api.mind import DecisionFields
+from snapshotd.api.history import DecisionFields
 from snapshotd.api.record import UNSET
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind import idempotency
-from snapshotd.engine.mind.replay import Resumption, origin_of, shown
+from snapshotd.engine.journal import idempotency
+from snapshotd.engine.journal.replay import Resumption, origin_of, shown
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.errors import Ambiguous, Conflict, NotFound, Undecided, UsageError
 from snapshotd.failpoints import hit

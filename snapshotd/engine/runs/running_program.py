@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog
-from snapshotd.engine.mind.journal import Journal
-from snapshotd.engine.mind.reuse import counted
+from snapshotd.engine.journal.pipeline import Journal
+from snapshotd.engine.journal.reuse import counted
 from snapshotd.engine.runs.execution import KILLED, Execution, reached_limit, status_of
 from snapshotd.engine.sandbox.kept import KeptProcess
 from snapshotd.engine.sandbox.pump import CommandOutcome

@@ -14,13 +14,13 @@ from weakref import WeakValueDictionary
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog
-from snapshotd.engine.mind.approval.gate import Gate
-from snapshotd.engine.mind.gateways import Gateways
-from snapshotd.engine.mind.idempotency import Keys
-from snapshotd.engine.mind.journal import Journal
-from snapshotd.engine.mind.keyvalue import KeyValueStore
-from snapshotd.engine.mind.replay import Resumption
-from snapshotd.engine.mind.reuse import counted
+from snapshotd.engine.journal.approval.gate import Gate
+from snapshotd.engine.journal.gateways import Gateways
+from snapshotd.engine.journal.idempotency import Keys
+from snapshotd.engine.journal.keyvalue import KeyValueStore
+from snapshotd.engine.journal.pipeline import Journal
+from snapshotd.engine.journal.replay import Resumption
+from snapshotd.engine.journal.reuse import counted
 from snapshotd.engine.protocol.agent_handler import HandlerSlot
 from snapshotd.engine.runs.commands import Commands
 from snapshotd.engine.runs.execution import Execution
@@ -34,7 +34,7 @@ from snapshotd.engine.sandbox.places import Places
 from snapshotd.engine.sandbox.root import Captured
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
-from snapshotd.engine.storing.cold import Cold, gone
+from snapshotd.engine.storage.cold import Cold, gone
 from snapshotd.errors import Conflict, OutOfSpace, SnapshotdError, UsageError
 from snapshotd.types import (
     FOLDER,

@@ -17,11 +17,11 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.markers import is_marker
 from snapshotd.engine.pauses import Pauses
 from snapshotd.engine.sandbox.root import Captured
-from snapshotd.engine.storing.archive_queue import Archive
-from snapshotd.engine.storing.linkgroups import LinkGroups
-from snapshotd.engine.storing.look import shared_stacks
-from snapshotd.engine.storing.merging import Merger
-from snapshotd.engine.storing.worker import Worker
+from snapshotd.engine.storage.archive_queue import Archive
+from snapshotd.engine.storage.linkgroups import LinkGroups
+from snapshotd.engine.storage.look import shared_stacks
+from snapshotd.engine.storage.merging import Merger
+from snapshotd.engine.storage.worker import Worker
 from snapshotd.errors import NotFound, SnapshotdError
 from snapshotd.terms import main_argument
 from snapshotd.types import FileChanges, Snapshot, Stack, TrajectoryID

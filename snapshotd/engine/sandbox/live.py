@@ -1,9 +1,9 @@
 """The live record: it lets the next daemon go on with a sandbox whose agent still runs when this daemon is killed.
 
     <run_dir>/live/<container id>/sandbox.json     the layers of its root, written before every change of the root; and its commands
-                                  pending.ndjson   the agent's calls and messages since the head: a line each (engine/mind/pending.py)
+                                  pending.ndjson   the agent's calls and messages since the head: a line each (engine/journal/pending.py)
                                   state.json       the agent's state, if no snapshot has it yet
-                                  wire.ndjson      the gateway's knowledge of its conversations (engine/mind/wire/model_calls.py)
+                                  wire.ndjson      the gateway's knowledge of its conversations (engine/journal/wire/model_calls.py)
 
 It lies below /run, like the sandbox: it survives the daemon and not the machine, and nothing is synced. All text of
 agents has gone through the funnel. A sandbox without `sandbox.json` is between two states (a rewind, a replay): the
@@ -165,7 +165,7 @@ class Survival:
         self.kept = list(kept)
         """Names of the descriptors that the keeper holds for the sandbox."""
         self.residue: Callable[[], dict[str, Any]] = dict
-        """Returns the records that stay pending beyond a snapshot that was just taken (engine/mind/pending.py)."""
+        """Returns the records that stay pending beyond a snapshot that was just taken (engine/journal/pending.py)."""
         self._record: LiveRecord | None = None
         self._facts: dict[str, Any] | None = None
         self._roots: tuple[Root, ...] = ()

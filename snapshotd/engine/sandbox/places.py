@@ -12,8 +12,8 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.markers import is_marker
 from snapshotd.engine.sandbox.root import Captured, frozen
 from snapshotd.engine.sandbox.sandbox import Sandbox
-from snapshotd.engine.storing.cold import gone
-from snapshotd.engine.storing.look import open_view
+from snapshotd.engine.storage.cold import gone
+from snapshotd.engine.storage.look import open_view
 from snapshotd.errors import DataLoss, NotFound, OutOfSpace, SandboxFailed
 from snapshotd.types import DURING, SNAPSHOT_NOW, Snapshot, SnapshotState, Stack, short
 

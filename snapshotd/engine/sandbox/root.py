@@ -69,11 +69,11 @@ class LayerSources:
     """The engine's knowledge of layers."""
 
     merged: Callable[[Stack], Stack]
-    """Swaps runs of layers for their merged form, where one is ready (engine/storing/merging.py)."""
+    """Swaps runs of layers for their merged form, where one is ready (engine/storage/merging.py)."""
     links: Callable[[Stack], Iterable[Group]]
-    """The hard link groups that are known of a stack (engine/storing/linkgroups.py)."""
+    """The hard link groups that are known of a stack (engine/storage/linkgroups.py)."""
     server_of_lazy: Callable[[], object | None] = lambda: None
-    """Returns the server of layers that are not on disk yet (engine/storing/cold.py)."""
+    """Returns the server of layers that are not on disk yet (engine/storage/cold.py)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,7 @@ class UnsavedMind:
     it."""
 
     state: dict[str, Any] = field(default_factory=dict)
-    """The agent's state: `values` (its own JSON) and `tasks` (engine/mind/tasks.py). Replaced, never changed in
+    """The agent's state: `values` (its own JSON) and `tasks` (engine/journal/tasks.py). Replaced, never changed in
     place."""
     changed: bool = False
     """The next snapshot has to save the state."""

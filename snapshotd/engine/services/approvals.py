@@ -1,5 +1,5 @@
 """Calls that a person decides about, as people and outside programs see them. The gate of the agents' own calls is
-`mind/approval/gate.py`."""
+`journal/approval/gate.py`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from snapshotd.api.approvals import AskRequest
 from snapshotd.api.wire import check_ref
 from snapshotd.engine.base import ApprovalView
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind.approval.records import ApprovalRecords
-from snapshotd.engine.storing import look
+from snapshotd.engine.journal.approval.records import ApprovalRecords
+from snapshotd.engine.storage import look
 from snapshotd.trees.base import Change
 from snapshotd.types import Approval, ApprovalStatus, CallID, SideEffect, SnapshotID, SnapshotState, Trajectory
 

@@ -20,19 +20,19 @@ from snapshotd.engine.base import (
 )
 from snapshotd.engine.context import Context
 from snapshotd.engine.folders.rewinding.rewinds import FolderRewinds
-from snapshotd.engine.mind.approval.gate import Gate
-from snapshotd.engine.past.editing import Editing
-from snapshotd.engine.past.effects import Effects
-from snapshotd.engine.past.merging import Merging
-from snapshotd.engine.past.promotion import Promotion
-from snapshotd.engine.past.retry import Retry
-from snapshotd.engine.past.rewinding import Rewinding
+from snapshotd.engine.history.editing import Editing
+from snapshotd.engine.history.effects import Effects
+from snapshotd.engine.history.merging import Merging
+from snapshotd.engine.history.promotion import Promotion
+from snapshotd.engine.history.retry import Retry
+from snapshotd.engine.history.rewinding import Rewinding
+from snapshotd.engine.journal.approval.gate import Gate
 from snapshotd.engine.requests import present
 from snapshotd.engine.runs.forks import Forks, check_name, children
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.step import StepListener
-from snapshotd.engine.storing.cold import Cold
+from snapshotd.engine.storage.cold import Cold
 from snapshotd.errors import UsageError
 from snapshotd.types import FOLDER, Snapshot, Trajectory, TrajectoryID, short
 

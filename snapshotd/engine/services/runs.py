@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Literal
 
 from snapshotd.api.commands import BackgroundRequest, CommandFields, ExecRequest
-from snapshotd.api.mind import DecisionFields
+from snapshotd.api.history import DecisionFields
 from snapshotd.api.trajectories import NetworkInfo
 from snapshotd.engine.base import (
     CommandInfo,
@@ -25,7 +25,7 @@ from snapshotd.engine.base import (
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import Wait, completed
-from snapshotd.engine.mind.reuse import REPLIES, REUSE
+from snapshotd.engine.journal.reuse import REPLIES, REUSE
 from snapshotd.engine.runs import folder_mode, inputs, ports, snapshot_now
 from snapshotd.engine.runs.creation import Creation, throw_away
 from snapshotd.engine.runs.launched import renew_network
@@ -33,9 +33,9 @@ from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions, check_not_running
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.sandbox import Sandbox
-from snapshotd.engine.storing import reserve
-from snapshotd.engine.storing.archive_queue import Archive
-from snapshotd.engine.storing.evict import Disposal
+from snapshotd.engine.storage import reserve
+from snapshotd.engine.storage.archive_queue import Archive
+from snapshotd.engine.storage.evict import Disposal
 from snapshotd.errors import Ambiguous, Conflict, NotFound, SandboxFailed, UsageError
 from snapshotd.network import HostRules, Network
 from snapshotd.types import NO_ISOLATION, ExperimentID, Snapshot, Trajectory, TrajectoryID, short

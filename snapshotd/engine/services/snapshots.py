@@ -12,9 +12,9 @@ from snapshotd.engine.base import LookedAt, Overview
 from snapshotd.engine.context import Context
 from snapshotd.engine.markers import MARKERS
 from snapshotd.engine.requests import present
-from snapshotd.engine.storing import look
-from snapshotd.engine.storing.archive_queue import Archive
-from snapshotd.engine.storing.cold import Cold
+from snapshotd.engine.storage import look
+from snapshotd.engine.storage.archive_queue import Archive
+from snapshotd.engine.storage.cold import Cold
 from snapshotd.kernel import turns
 from snapshotd.trees.base import Change, RestoreReport
 from snapshotd.trees.base import Entry as TreeEntry

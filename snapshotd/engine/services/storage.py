@@ -10,10 +10,10 @@ from snapshotd.engine import share
 from snapshotd.engine.base import ExportForm, Imported, ProgressSink
 from snapshotd.engine.context import Context
 from snapshotd.engine.sandbox.background import Background
-from snapshotd.engine.storing import evict, reserve, retention
-from snapshotd.engine.storing.archive_queue import Archive
-from snapshotd.engine.storing.browse import Browse
-from snapshotd.engine.storing.upkeep import Upkeep
+from snapshotd.engine.storage import evict, reserve, retention
+from snapshotd.engine.storage.archive_queue import Archive
+from snapshotd.engine.storage.browse import Browse
+from snapshotd.engine.storage.upkeep import Upkeep
 from snapshotd.engine.transfer import bundle, imports
 from snapshotd.engine.transfer.trajectories.turns import Replies
 from snapshotd.errors import UsageError

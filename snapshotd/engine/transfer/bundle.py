@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from snapshotd.catalog.base import Catalog
-from snapshotd.engine.storing import records
+from snapshotd.engine.storage import records
 from snapshotd.errors import DataLoss, InternalError, LimitExceeded, UsageError
 from snapshotd.formats.tar_reader import BLOCK
 from snapshotd.formats.tar_writer import END, ArchiveMarks, file_header, write_tree

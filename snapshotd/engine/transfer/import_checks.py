@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from snapshotd.engine.storing import records
+from snapshotd.engine.storage import records
 from snapshotd.errors import DataLoss, LimitExceeded, UsageError
 from snapshotd.types import AgentSpec
 

@@ -28,7 +28,7 @@ from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.engine.base import Imported, ProgressSink
 from snapshotd.engine.context import Context
 from snapshotd.engine.secrecy import TENANT
-from snapshotd.engine.storing import records
+from snapshotd.engine.storage import records
 from snapshotd.engine.transfer.bundle_reading import BundleReader
 from snapshotd.engine.transfer.import_checks import checked_agent, checked_env, checked_text, decoded
 from snapshotd.engine.transfer.import_layers import BundleLimits, BundleLine, ImportedLayers

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from snapshotd.api import operations
-from snapshotd.api.mind import RewindMode
+from snapshotd.api.history import RewindMode
 from snapshotd.integrations.mcp import answers
 from snapshotd.integrations.mcp.tools import Items, Most, Offset, Ref, ToolSet, Trajectory, answer_of, tool
 

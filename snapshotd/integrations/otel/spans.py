@@ -15,7 +15,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from snapshotd import __version__
-from snapshotd.api.mind import JournalInfo
+from snapshotd.api.history import JournalInfo
 from snapshotd.api.snapshots import SnapshotInfo
 from snapshotd.api.trajectories import TrajectoryInfo
 

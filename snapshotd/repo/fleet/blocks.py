@@ -35,7 +35,7 @@ BUDGET_SHARE = 10
 _ROOM_SHARE = 10
 """Part of the budget that an eviction frees beyond what is needed, because it looks at every block."""
 _SPARE_BYTES, _SPARE_SHARE = 512 << 20, 16
-"""Space that stays free: from here on the daemon keeps its reserve in full (engine/storing/reserve.py); on a small disk a
+"""Space that stays free: from here on the daemon keeps its reserve in full (engine/storage/reserve.py); on a small disk a
 part of it."""
 _SEAL_BYTES = 32
 _UNIT_BYTES = 4096

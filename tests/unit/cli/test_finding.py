@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from snapshotd.cli.commands.looking import find
+from snapshotd.cli.commands.inspection import find
 from snapshotd.cli.commands.storage import stats
 from tests.unit.cli.conftest import Cli
 from tests.unit.daemon.sample_figures import FOUND, STATS

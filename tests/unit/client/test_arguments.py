@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from snapshotd.api.mind import MessageFields
+from snapshotd.api.history import MessageFields
 from snapshotd.client import Snapshotd
 from snapshotd.client.branching.variants import check_variants, variant_fields
 from snapshotd.client.local.arguments import refs_of
-from snapshotd.client.verbs.mind import edit_fields
+from snapshotd.client.verbs.history import edit_fields
 from snapshotd.errors import UsageError
 
 HINT = MessageFields("user", "look at the log")

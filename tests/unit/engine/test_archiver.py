@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.storing.archiver import Archiver, ArchiverService
+from snapshotd.engine.storage.archiver import Archiver, ArchiverService
 from snapshotd.errors import InternalError
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.spool import FileSpool

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from snapshotd.engine.storing.child import EngineChild
+from snapshotd.engine.storage.child import EngineChild
 from snapshotd.errors import Unavailable
 
 CHILD = """
-from snapshotd.engine.storing import child
+from snapshotd.engine.storage import child
 from snapshotd.errors import NotFound
 
 def handle(request, progress):
@@ -40,7 +40,7 @@ def test_a_child_whose_daemon_has_gone_ends_without_a_word(work: str) -> None:
 
 
 ECHO = """
-from snapshotd.engine.storing import child
+from snapshotd.engine.storage import child
 
 def handle(request, progress):
     progress("a part")
@@ -65,7 +65,7 @@ def test_an_answer_that_nobody_waited_for_is_not_the_next_ones() -> None:
 
 
 AWAY = """
-from snapshotd.engine.storing import child
+from snapshotd.engine.storage import child
 from snapshotd.errors import ServiceAwayError
 
 tries = iter(["opening", "", "asking", ""])
@@ -99,7 +99,7 @@ def test_a_bucket_that_does_not_answer_is_unavailable_until_it_does() -> None:
 
 
 GREEDY = """
-from snapshotd.engine.storing import child
+from snapshotd.engine.storage import child
 from snapshotd.kernel import memory
 
 assert memory.keep_freed(), "no such settings"

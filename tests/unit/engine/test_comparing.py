@@ -25,12 +25,12 @@ class _Removing:
         self._engine, self._doomed, self.left = engine, doomed, after
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("runs", "snapshots", "mind", "branching"):
+        if name in ("runs", "snapshots", "journal", "branching"):
             return self
         self.left -= 1
         if self.left == -1:
             self._engine.runs.remove(self._doomed, force=True)
-        services = (self._engine.snapshots, self._engine.mind)
+        services = (self._engine.snapshots, self._engine.journal)
         return next(getattr(one, name) for one in services if hasattr(one, name))
 
 

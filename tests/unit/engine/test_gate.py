@@ -12,9 +12,9 @@ import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind.approval.gate import Gate
-from snapshotd.engine.mind.approval.records import ApprovalRecords, WaitingCaller
-from snapshotd.engine.mind.approval.webhook import Webhooks
+from snapshotd.engine.journal.approval.gate import Gate
+from snapshotd.engine.journal.approval.records import ApprovalRecords, WaitingCaller
+from snapshotd.engine.journal.approval.webhook import Webhooks
 from snapshotd.engine.protocol.agent_handler import Question
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import Conflict, Denied, UsageError

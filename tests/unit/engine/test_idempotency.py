@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.mind.journal import Journal
+from snapshotd.engine.journal.pipeline import Journal
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.mind import keyvalue
-from snapshotd.engine.mind.keyvalue import MAX_VALUE_BYTES, KeyValueStore
+from snapshotd.engine.journal import keyvalue
+from snapshotd.engine.journal.keyvalue import MAX_VALUE_BYTES, KeyValueStore
 from snapshotd.errors import Conflict, LimitExceeded, NotFound, UsageError
 
 

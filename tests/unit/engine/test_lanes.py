@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.mind.replay import Elsewhere, Mismatch, Replay
-from snapshotd.engine.mind.wire.lanes import Lane, LanePlace, Lanes, words_key
+from snapshotd.engine.journal.replay import Elsewhere, Mismatch, Replay
+from snapshotd.engine.journal.wire.lanes import Lane, LanePlace, Lanes, words_key
 from snapshotd.gateway.anthropic import AnthropicMessages
 from snapshotd.gateway.base import TurnRequest
 from snapshotd.gateway.digest import DigestMemo

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from snapshotd.engine.mind.pending import Pending
+from snapshotd.engine.journal.pending import Pending
 from snapshotd.engine.sandbox import live
 from snapshotd.engine.sandbox.live import LiveRecord, Root, Survival
 from snapshotd.engine.sandbox.sandbox import Sandbox, UnsavedMind
@@ -225,9 +225,9 @@ def test_the_notes_do_not_grow(record: LiveRecord) -> None:
 
 def test_limits(record: LiveRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     pending = _pending(_sandbox(record))
-    monkeypatch.setattr("snapshotd.engine.mind.pending.MAX_OPEN_CALLS", 1)
-    monkeypatch.setattr("snapshotd.engine.mind.pending.MAX_FACTS", 1)
-    monkeypatch.setattr("snapshotd.engine.mind.pending.MAX_PENDING_BYTES", 10)
+    monkeypatch.setattr("snapshotd.engine.journal.pending.MAX_OPEN_CALLS", 1)
+    monkeypatch.setattr("snapshotd.engine.journal.pending.MAX_FACTS", 1)
+    monkeypatch.setattr("snapshotd.engine.journal.pending.MAX_PENDING_BYTES", 10)
     pending.begin(_entry("one"), lambda _: None)
     pending.fact("now", 1, None)
     with pytest.raises(LimitExceeded):
@@ -238,6 +238,6 @@ def test_limits(record: LiveRecord, monkeypatch: pytest.MonkeyPatch) -> None:
         pending.message(Message("user", "a text of more than ten bytes"))
     monkeypatch.setattr("snapshotd.engine.sandbox.live.MAX_PENDING_BYTES", 10)
     record.keep({}, [_root(1)])
-    monkeypatch.setattr("snapshotd.engine.mind.pending.MAX_FACTS", 2)
+    monkeypatch.setattr("snapshotd.engine.journal.pending.MAX_FACTS", 2)
     pending.fact("now", 2, None)
     assert not record.kept, "more than is kept for another daemon"

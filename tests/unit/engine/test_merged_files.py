@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from snapshotd.client.apply.apply import apply
-from snapshotd.engine.past.merging import Items, ViewPair, ViewTree, from_root, write
+from snapshotd.engine.history.merging import Items, ViewPair, ViewTree, from_root, write
 from snapshotd.errors import UsageError
 from snapshotd.kernel.files import DIR_FLAGS
 from snapshotd.layers.amend import amend

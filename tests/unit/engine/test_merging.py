@@ -12,9 +12,9 @@ import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.context import Context
-from snapshotd.engine.storing.evict import evict
-from snapshotd.engine.storing.merging import FAN_IN, Merger
-from snapshotd.engine.storing.worker import Worker
+from snapshotd.engine.storage.evict import evict
+from snapshotd.engine.storage.merging import FAN_IN, Merger
+from snapshotd.engine.storage.worker import Worker
 from snapshotd.layers.store import LayerStore
 from snapshotd.types import ImageID, LayerID, Stack, new_id
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.mind.approval import policy
-from snapshotd.engine.mind.approval.policy import MAX_MATCHED_CHARS, PolicyFile, Ruling, parse
+from snapshotd.engine.journal.approval import policy
+from snapshotd.engine.journal.approval.policy import MAX_MATCHED_CHARS, PolicyFile, Ruling, parse
 from snapshotd.errors import UsageError
 from snapshotd.types import SideEffect
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.storing.rebuild import Report, rebuild
-from snapshotd.engine.storing.records import encode, encode_from, encode_tags
+from snapshotd.engine.storage.rebuild import Report, rebuild
+from snapshotd.engine.storage.records import encode, encode_from, encode_tags
 from snapshotd.errors import Conflict
 from snapshotd.types import CallID, RecordID, Snapshot, SnapshotID, SnapshotState, TrajectoryStatus, TreeID, short
 from tests import long

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.storing.record_fields import nests_deeper
-from snapshotd.engine.storing.records import Record, Tags, decode, decode_any, encode, encode_from, encode_tags
+from snapshotd.engine.storage.record_fields import nests_deeper
+from snapshotd.engine.storage.records import Record, Tags, decode, decode_any, encode, encode_from, encode_tags
 from snapshotd.errors import DataLoss, InternalError, VersionMismatch
 from snapshotd.types import (
     CallStatus,

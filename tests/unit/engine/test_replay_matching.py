@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.mind.replay import Elsewhere, Mismatch, Replay, shown
+from snapshotd.engine.journal.replay import Elsewhere, Mismatch, Replay, shown
 from snapshotd.types import CallID, CallStatus, EntryKind, JournalEntry, SnapshotID
 
 

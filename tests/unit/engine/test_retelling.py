@@ -8,7 +8,7 @@ import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.held import HeldMessages, unanswered
-from snapshotd.engine.mind.retelling import OtherWords, Retelling, edits, held_at
+from snapshotd.engine.journal.retelling import OtherWords, Retelling, edits, held_at
 from snapshotd.types import Message, Snapshot
 from tests.records import committed, fork, make_call, make_entry, started
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from snapshotd.api.storage import Policy
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.storing.retention import (
+from snapshotd.engine.storage.retention import (
     RetentionDecision,
     format_policy,
     get_policy,

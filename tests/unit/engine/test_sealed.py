@@ -17,8 +17,8 @@ import pytest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.config import Config
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind.approval.records import ApprovalRecords, WaitingCaller
-from snapshotd.engine.past.rewinding import Rewinding
+from snapshotd.engine.history.rewinding import Rewinding
+from snapshotd.engine.journal.approval.records import ApprovalRecords, WaitingCaller
 from snapshotd.engine.runs import sessions
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox import root as roots
@@ -153,14 +153,14 @@ def test_what_goes_back_in_place_keeps_it(world: World) -> None:
 
 
 def test_a_preview_shows_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapshotd.engine.past.rewinding._blocker", lambda _: None)
+    monkeypatch.setattr("snapshotd.engine.history.rewinding._blocker", lambda _: None)
     world.seal_in_vain()
     with world.rewinding()._present(world.trajectory.id, world.first) as view:
         assert b"result" in [path for path, _ in view.walk()]
 
 
 def test_an_approval_is_of_other_files(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapshotd.engine.storing.look.changes", lambda *_: iter(["result"]))
+    monkeypatch.setattr("snapshotd.engine.storage.look.changes", lambda *_: iter(["result"]))
     world.seal_in_vain()
     approvals, caller = (
         ApprovalRecords(world.context, cast(Any, None)),

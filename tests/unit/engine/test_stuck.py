@@ -15,9 +15,9 @@ import pytest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.daemon.children import StatePlaces
 from snapshotd.engine.context import Context
-from snapshotd.engine.storing import archive_queue
-from snapshotd.engine.storing.archive_queue import Archive
-from snapshotd.engine.storing.archiver import Archiver
+from snapshotd.engine.storage import archive_queue
+from snapshotd.engine.storage.archive_queue import Archive
+from snapshotd.engine.storage.archiver import Archiver
 from snapshotd.errors import InternalError
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.spool import FileSpool

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.mind import tasks
+from snapshotd.engine.journal import tasks
 from snapshotd.errors import Conflict, LimitExceeded, NotFound, UsageError
 from snapshotd.types import SnapshotID
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.engine import Engine
-from snapshotd.engine.storing.archiver import ToldOfPeers
-from snapshotd.engine.storing.upkeep import PruneScope
+from snapshotd.engine.storage.archiver import ToldOfPeers
+from snapshotd.engine.storage.upkeep import PruneScope
 from snapshotd.repo.base import Roots
 
 

@@ -14,9 +14,9 @@ from queue import Queue
 import pytest
 
 from snapshotd.engine import watch
-from snapshotd.engine.mind.approval import webhook
-from snapshotd.engine.mind.approval.policy import Webhook
-from snapshotd.engine.mind.approval.webhook import Webhooks
+from snapshotd.engine.journal.approval import webhook
+from snapshotd.engine.journal.approval.policy import Webhook
+from snapshotd.engine.journal.approval.webhook import Webhooks
 from snapshotd.engine.watch import Watch
 
 WAIT_S = 30.0

@@ -18,7 +18,7 @@ import pytest
 from snapshotd.api.snapshots import TaggedInfo
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.daemon.http.streams import Channel, listed
-from snapshotd.engine.storing.look import pieces
+from snapshotd.engine.storage.look import pieces
 from snapshotd.formats.ingest import ingest_folder, ingest_tar
 from snapshotd.formats.tar_writer import write_tree
 from snapshotd.kernel import turns

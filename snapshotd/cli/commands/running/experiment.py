@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, json_option
-from snapshotd.cli.commands.looking.compare import show_comparison
+from snapshotd.cli.commands.inspection.compare import show_comparison
 from snapshotd.cli.follow import note
 from snapshotd.cli.taken import report_taken
 from snapshotd.cli.text import ago, print_json, printable, table

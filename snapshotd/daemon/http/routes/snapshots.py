@@ -45,7 +45,7 @@ def conversation(
     count: Annotated[int | None, Query(ge=1, le=LIST_MAX)] = None,
 ) -> list[t.Message]:
     """The conversation up to the snapshot, across forks; from message number `start` on, at most `count`."""
-    return service.engine.mind.conversation(ref, start, count)
+    return service.engine.journal.conversation(ref, start, count)
 
 
 @handles(operations.OUTPUT)

@@ -22,7 +22,7 @@ from snapshotd.engine.folders.databases import groups, log_in
 from snapshotd.engine.folders.names import name_of
 from snapshotd.engine.folders.rewinding.putting_back import relative
 from snapshotd.engine.markers import is_marker
-from snapshotd.engine.storing import look
+from snapshotd.engine.storage import look
 from snapshotd.errors import Conflict, NotFound, SnapshotdError
 from snapshotd.terms import number_of
 from snapshotd.trees import diff

@@ -26,8 +26,8 @@ from snapshotd.engine.folders.user_files import UserFiles
 from snapshotd.engine.folders.writers import agent_of
 from snapshotd.engine.markers import is_marker
 from snapshotd.engine.sandbox.step import marker
-from snapshotd.engine.storing import look
-from snapshotd.engine.storing.cold import gone
+from snapshotd.engine.storage import look
+from snapshotd.engine.storage.cold import gone
 from snapshotd.errors import Conflict, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.kernel import files

@@ -17,9 +17,9 @@ from typing import Any
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
+from snapshotd.engine.journal.replay import CALL, CALLER, LANE, PARAMS, SIDE, TOKENS
+from snapshotd.engine.journal.wire import records
 from snapshotd.engine.markers import MARKERS
-from snapshotd.engine.mind.replay import CALL, CALLER, LANE, PARAMS, SIDE, TOKENS
-from snapshotd.engine.mind.wire import records
 from snapshotd.engine.transfer.trajectories.reading import Source, Spoken, SpokenResult, reply_text, spoken
 from snapshotd.errors import SnapshotdError
 from snapshotd.gateway.base import Api, RecordedReply

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from library_rig import PYTHON
 
-from snapshotd.engine.past.effects import NOT_BEGUN
+from snapshotd.engine.history.effects import NOT_BEGUN
 from tests.agent_daemon import FakeDaemon
 
 PROGRAM = """

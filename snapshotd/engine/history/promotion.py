@@ -1,0 +1,173 @@
+"""Promotion: a branch becomes the head of the trajectory that it came from, in place. Nothing is destroyed.
+
+The new snapshot has the branch's files. Its mind goes on from the last snapshot that both have in common, with copies of
+what the branch said and did since, so that the trajectory needs nothing of the branch and either can be removed. The
+marker has the arguments `branch`, `of` (the branch's snapshot), `since` (the common one) and `from` (the old head).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any, TypeVar
+
+from snapshotd.engine.context import Context
+from snapshotd.engine.history.effects import Effects
+from snapshotd.engine.history.rewinding import Rewinding
+from snapshotd.engine.journal.answers import result_of
+from snapshotd.engine.journal.replay import OF_MODEL, PROMOTED
+from snapshotd.engine.runs.sessions import Sessions
+from snapshotd.engine.sandbox.step import marker
+from snapshotd.errors import Conflict, LimitExceeded
+from snapshotd.terms import number_of
+from snapshotd.types import CallID, JournalEntry, Message, Snapshot, SnapshotID, Trajectory, TrajectoryID, new_id, short
+
+T = TypeVar("T")
+MAX_MIND_BYTES = 64 << 20
+"""Messages, results and arguments of a branch, as JSON: they are held in memory and written in one transaction."""
+
+
+class Promotion:
+    """See the module's text. Thread-safe."""
+
+    def __init__(self, context: Context, sessions: Sessions, rewinding: Rewinding, effects: Effects) -> None:
+        self._context, self._catalog, self._sessions = context, context.catalog, sessions
+        self._rewinding, self._effects = rewinding, effects
+
+    def promote(self, branch: Trajectory, into: Trajectory | None, *, leave_behind: bool, compensate: bool) -> Snapshot:
+        """See `BranchingService.promote`."""
+        target = into or self._origin(branch)
+        self._check_related(branch, target)
+        with self._context.pins.pinned(self._settled_head(branch)) as head:
+            self._rewinding.check_files(target, head)
+            common = self._common(branch, target, head)
+            kept = self._rewinding.common_messages(head, common)
+            messages, entries = self._said(head, kept), self._done(branch, head, common)
+            with self._sessions.started_for_change(target) as sandbox:
+                if compensate:
+                    with self._rewinding.quiet(sandbox, "promote a branch to"):
+                        self._rewinding.settle(sandbox, mind=True)
+                        left = self._effects.beyond(self._catalog.get_trajectory(target.id), head)
+                    self._effects.run_all(target, left, "`snapshotd promote --yes` leaves the call behind")
+                with self._rewinding.quiet(sandbox, "promote a branch to"):
+                    self._rewinding.settle(sandbox, mind=True)
+                    if sandbox.head != common.id and not (leave_behind or compensate):
+                        raise Conflict(self._diverged(branch, self._catalog.get_trajectory(target.id), head, common))
+                    arguments = {"branch": branch.id, "of": head.id, "since": common.id, "from": sandbox.head}
+                    return self._rewinding.switch(
+                        sandbox,
+                        marker("promote", arguments),
+                        files=head,
+                        follows=common,
+                        entries=entries,
+                        state=self._catalog.state(head.id),
+                        messages=messages,
+                        keep_messages=kept,
+                    )
+
+    # -- the two trajectories ------------------------------------------------------------------------------------------
+
+    def _origin(self, branch: Trajectory) -> Trajectory:
+        if branch.forked_from is None:
+            raise Conflict(
+                f"{short(branch.id)} was not forked, so there is no trajectory that it could be the head of; promote a fork"
+            )
+        return self._catalog.get_trajectory(self._catalog.get_snapshot(branch.forked_from).trajectory)
+
+    def _check_related(self, branch: Trajectory, target: Trajectory) -> None:
+        at = branch
+        while at.forked_from is not None:
+            at = self._origin(at)
+            if at.id == target.id:
+                return
+        raise Conflict(
+            f"{short(branch.id)} is no branch of {short(target.id)}: it was not forked from it; "
+            "`snapshotd tree` shows the branches of each"
+        )
+
+    def _settled_head(self, branch: Trajectory) -> SnapshotID:
+        """The branch's head, with the changes since its last step."""
+        sandbox = self._sessions.find(branch.id)
+        if sandbox is not None and not sandbox.closed:
+            try:
+                with self._rewinding.quiet(sandbox, "promote"):
+                    self._rewinding.settle(sandbox, mind=True)
+            finally:
+                self._sessions.services.revive(sandbox)
+        return self._catalog.get_trajectory(branch.id).head
+
+    def _common(self, branch: Trajectory, target: Trajectory, head: Snapshot) -> Snapshot:
+        """The last snapshot on the branch's way that is of the target's history, too."""
+        at = head
+        while not self._rewinding.in_history(target, at):
+            if at.continues is None:
+                raise Conflict(
+                    f"{short(branch.id)} has nothing in common with {short(target.id)}; fork it and go on there"
+                )
+            at = self._catalog.get_snapshot(at.continues)
+        if at.id == head.id:
+            raise Conflict(
+                f"{short(branch.id)} has taken no step since {short(head.id)}, where it was forked; there is nothing to promote"
+            )
+        return at
+
+    def _diverged(self, branch: Trajectory, target: Trajectory, head: Snapshot, common: Snapshot) -> str:
+        own = self._catalog.snapshots(target.id)
+        steps = sum(one.seq > common.seq for one in own) if common.trajectory == target.id else len(own)
+        left = self._effects.beyond(target, head)
+        calls = f", with {number_of(len(left), 'irreversible call')}" if left else ""
+        return (
+            f"{short(target.id)} has taken {number_of(steps, 'snapshot')} of its own{calls} since {short(branch.id)} was forked from it at "
+            f"{short(common.id)}; `snapshotd promote --yes {short(branch.id)}` leaves them behind, and `snapshotd undo` brings "
+            "them back"
+        )
+
+    # -- the mind ------------------------------------------------------------------------------------------------------
+
+    def _said(self, head: Snapshot, kept: int) -> list[Message]:
+        return list(
+            _bounded(
+                islice(self._catalog.conversation(head.id, kept), head.messages - kept),
+                lambda message: message.content,
+                head,
+            )
+        )
+
+    def _done(self, branch: Trajectory, head: Snapshot, common: Snapshot) -> list[JournalEntry]:
+        """Copies of the entries since the common snapshot, with their results."""
+        recorded = [*self._catalog.journal(head.id, since=common.id), *self._ended(branch.id)]
+        ids = {entry.id: CallID(new_id()) for entry in recorded}
+        copies = (self._copy(entry, ids, common) for entry in recorded)
+        return list(_bounded(copies, lambda entry: [entry.arguments, entry.result, entry.details], head))
+
+    def _ended(self, branch: TrajectoryID) -> list[JournalEntry]:
+        """Calls that have ended and that no snapshot binds yet."""
+        return [entry for entry in self._catalog.unbound(branch) if entry.status is not None]
+
+    def _copy(self, entry: JournalEntry, ids: dict[CallID, CallID], common: Snapshot) -> JournalEntry:
+        result, known = result_of(self._context, entry, MAX_MIND_BYTES)
+        if not known:
+            raise LimitExceeded(
+                f"nothing was promoted: the result of the call {entry.name} ({short(entry.id)}) is no JSON of up to "
+                f"{MAX_MIND_BYTES} bytes, or damaged; go on in the branch instead"
+            )
+        details: dict[str, Any] = {PROMOTED: entry.id, **entry.details}
+        if details.get(OF_MODEL) in ids:
+            details[OF_MODEL] = ids[details[OF_MODEL]]
+        return replace(
+            entry, id=ids[entry.id], after=common.id, result=result, details=details, facts=(), snapshot=None
+        )
+
+
+def _bounded(items: Iterable[T], content: Callable[[T], Any], head: Snapshot) -> Iterator[T]:
+    size = 0
+    for item in items:
+        size += len(json.dumps(content(item)))
+        if size > MAX_MIND_BYTES:
+            raise LimitExceeded(
+                f"nothing was promoted: what was said and done up to {short(head.id)} since the fork has more than "
+                f"{MAX_MIND_BYTES} bytes; go on in the branch instead"
+            )
+        yield item

@@ -1,0 +1,45 @@
+"""The agent's mind as it was at a snapshot: conversation, journal, state and tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from snapshotd.engine.base import Task
+from snapshotd.engine.context import Context
+from snapshotd.engine.journal import tasks
+from snapshotd.engine.journal.answers import with_result
+from snapshotd.types import JournalEntry, Message
+
+
+class JournalService:
+    """Every method may raise NotFound or Ambiguous for a `ref`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._catalog = context, context.catalog
+
+    def conversation(self, ref: str, start: int = 0, count: int | None = None) -> list[Message]:
+        """The messages from number `start` on, at most `count`."""
+        return list(islice(self._catalog.conversation(self._catalog.resolve_snapshot(ref).id, start), count))
+
+    def entries(self, ref: str) -> Iterator[JournalEntry]:
+        """The journal up to a snapshot (of a trajectory: with the entries that its head does not bind yet), from the
+        program's beginning, with the results of calls. A result that is longer than 1 MiB, or damaged, is None."""
+        catalog = self._catalog
+        snapshot = catalog.resolve_snapshot(ref)
+        if ref in snapshot.tags or snapshot.id.startswith(ref):
+            found = list(catalog.journal(snapshot.id, since=catalog.get_trajectory(snapshot.trajectory).began))
+        else:
+            trajectory = catalog.resolve_trajectory(ref)
+            found = [*catalog.journal(trajectory.head, since=trajectory.began), *catalog.unbound(trajectory.id)]
+        return (with_result(self._context, entry) for entry in found)
+
+    def state(self, ref: str) -> dict[str, Any]:
+        """The agent's own JSON state as it was saved with the snapshot."""
+        values: dict[str, Any] = self._catalog.state(self._catalog.resolve_snapshot(ref).id).get("values", {})
+        return values
+
+    def tasks(self, ref: str) -> list[Task]:
+        """The subtasks as they were at the snapshot, in the order in which they were declared."""
+        return tasks.listed(self._catalog.state(self._catalog.resolve_snapshot(ref).id))
