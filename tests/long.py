@@ -11,6 +11,10 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 LONG = os.environ.get("SNAPSHOTD_TEST", "") == "all"
 SEED = int(os.environ.setdefault("SNAPSHOTD_SEED", str(secrets.randbelow(1 << 30)) if LONG else "1"))
@@ -25,3 +29,10 @@ def size(short: int, long: int) -> int:
 def seeds(short: int, long: int) -> range:
     """So many seeds, from the one that the run begins with."""
     return range(SEED, SEED + size(short, long))
+
+
+def some(values: Iterable[T], short: int) -> list[T]:
+    """All of `values` in the long set; in the short one `short` of them, evenly spread from the first on: the points of
+    one way at which a process is killed, the kinds of one thing."""
+    every = list(values)
+    return every if LONG or short >= len(every) else [every[place * len(every) // short] for place in range(short)]
