@@ -191,6 +191,7 @@ def run(*words: str, failpoint: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long  # a server that dies in the midst leaves nothing, below
 def test_a_migration_that_is_killed_leaves_nothing_and_can_be_repeated(
     tmp_path: Path, old: Path, postgres: PostgresServer, postgres_url: str
 ) -> None:

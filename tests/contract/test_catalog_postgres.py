@@ -438,6 +438,7 @@ while True:
 """
 
 
+@pytest.mark.long  # a transaction whose server dies has changed nothing, above
 @pytest.mark.parametrize("victim", ["server", pytest.param("process", marks=pytest.mark.long)])
 def test_a_kill_in_the_midst_of_commits_leaves_whole_ones(own_server: PostgresServer, victim: str) -> None:
     for number in range(long.size(1, 3)):

@@ -15,6 +15,7 @@ from snapshotd.repo.fleet.base import segment_key
 from snapshotd.store.base import Store
 from snapshotd.store.memory import MemoryStore
 from snapshotd.store.s3 import S3Store
+from tests import long
 from tests.faulty_store import Fault, FaultyStore, Script
 from tests.fleet_rig import GRACE_S, Kept, NewNode, Node, packs_in, tombstones_in, write
 from tests.model.repo_world import Author
@@ -215,6 +216,7 @@ def test_what_a_publication_needs_is_taken_back(new_node: NewNode, bucket: Store
     assert tombstones_in(bucket) == []
 
 
+@pytest.mark.long  # test_what_a_publication_needs_is_taken_back
 def test_a_publication_that_comes_too_late_is_archived_again(new_node: NewNode) -> None:
     for gone in (False, True):
         a, b = new_node(f"a{gone}".lower()), new_node(f"b{gone}".lower())
@@ -257,6 +259,7 @@ def test_packs_that_are_about_to_be_published_are_no_garbage(new_node: NewNode) 
     assert a.reads(new)
 
 
+@pytest.mark.long  # test_garbage_goes_in_three_steps
 def test_a_reader_of_a_pack_that_is_gone_looks_again(new_node: NewNode, bucket: Store) -> None:
     a, b = new_node("a"), new_node("b")
     kept = write(a, 1, 12)
@@ -292,7 +295,7 @@ def test_nothing_is_half_published(tmp_path: Path, new_node: NewNode, bucket: St
             node.close()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(long.size(1, 3)))
 def test_many_nodes_and_two_collectors(tmp_path: Path, seed: int) -> None:
     """A week of a fleet, at random: what is published and kept is read by every node at any time."""
     rng, bucket = random.Random(seed), MemoryStore()

@@ -112,7 +112,7 @@ def test_kill_at_any_time_loses_nothing_reported(tmp_path: Path, seed: int) -> N
 
 
 @pytest.mark.parametrize("seed", long.seeds(1, 20))
-@pytest.mark.parametrize("victim", ["process", "server"])
+@pytest.mark.parametrize("victim", ["server", pytest.param("process", marks=pytest.mark.long)])
 def test_kill_at_any_time_loses_nothing_that_postgresql_has(tmp_path: Path, seed: int, victim: str) -> None:
     """The process alone, or every process of the server before it."""
     require("postgres")

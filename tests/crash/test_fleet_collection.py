@@ -31,7 +31,7 @@ COLLECTION = (
     "repo.fleet.pack_deleted",
     "repo.fleet.pack_forgotten",
 )
-SHORT = ("engine.prune.told", "repo.fleet.tombstone_put")
+SHORT = ("repo.fleet.tombstone_put",)
 
 
 def write(box: Sandbox, word: str) -> str:
@@ -122,6 +122,7 @@ def test_what_a_tag_a_fork_or_a_sandbox_of_another_node_needs_is_kept(fleet: Fle
     assert fork.exec(["cat", "file"]).stdout.strip() == "word2"
 
 
+@pytest.mark.long  # model/test_fleet_postgres.py has removals and pins
 def test_what_the_owner_removes_goes_from_the_fleet_when_no_fork_and_no_reader_is_left(fleet: Fleet) -> None:
     north, south = fleet.begin("north").client, fleet.begin("south").client
     box, ours = line(north, 2)
@@ -164,6 +165,7 @@ def is_unknown(client: Snapshotd, snapshot: str) -> bool:
     return False
 
 
+@pytest.mark.long  # model/test_fleet_postgres.py::test_one_node_collects_and_an_earlier_one_removes_nothing
 def test_a_second_collector_is_refused_and_one_that_stood_still_harms_nothing(fleet: Fleet) -> None:
     north, south = fleet.begin("north"), fleet.begin("south").client
     (_, ours), (_, theirs) = line(north.client, 4), line(south, 4)
@@ -263,6 +265,7 @@ def test_a_node_that_has_not_merged_for_days_finds_what_was_moved_meanwhile(flee
     assert fork_of(south, ours[-1]).exec("cat big | wc -c").stdout.strip() == str(len(big))
 
 
+@pytest.mark.long  # contract/test_fleet_repository.py takes back what a publication needs
 def test_an_output_that_others_have_condemned_before_it_was_published_is_stored_again(fleet: Fleet) -> None:
     """It was stored, so its only copy is the one that the fleet takes for garbage."""
     north, south = fleet.begin("north").client, fleet.begin("south").client

@@ -14,6 +14,7 @@ from snapshotd import failpoints
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.sandbox import Sandbox
 from snapshotd.errors import Conflict, DataLoss, NotFound, SnapshotdError, Unavailable, UsageError
+from tests import long
 from tests.node_rig import Fleet, await_that
 from tests.postgres_server import PROGRAMS
 from tests.unit.daemon.process import Daemon
@@ -118,7 +119,7 @@ def test_a_log_on_another_node_goes_on_and_a_tag_comes_with_it(fleet: Fleet) -> 
     assert south.snapshot("best").id == head
 
 
-@pytest.mark.parametrize("point", PUBLICATION)
+@pytest.mark.parametrize("point", long.some(PUBLICATION, 1))
 def test_a_publication_that_is_cut_off_goes_on(fleet: Fleet, point: str) -> None:
     first, south = fleet.begin("north"), fleet.begin("south").client
     box = work(first.client, "one")
@@ -147,7 +148,7 @@ def alive(daemon: Daemon) -> bool:
     return daemon.process.poll() is None
 
 
-@pytest.mark.parametrize("point", BRINGING)
+@pytest.mark.parametrize("point", long.some(BRINGING, 1))
 def test_a_history_whose_bringing_is_cut_off_comes_at_the_next_attempt(fleet: Fleet, point: str) -> None:
     walked = {name for name in failpoints.NAMES if name.startswith(("engine.publish.", "engine.takeover."))}
     assert walked <= {*PUBLICATION, *BRINGING}
@@ -162,6 +163,7 @@ def test_a_history_whose_bringing_is_cut_off_comes_at_the_next_attempt(fleet: Fl
     assert read(client, head) == "one\ntwo\n"
 
 
+@pytest.mark.long  # crash/test_fleet_node.py has the watchdog, a publication that is cut off is above
 def test_steps_go_on_while_the_database_is_away_and_are_published_after_it(fleet: Fleet) -> None:
     north, south = fleet.begin("north").client, fleet.begin("south").client
     box = work(north, "one")
@@ -212,6 +214,7 @@ def test_a_trajectory_whose_node_died_goes_on_elsewhere_and_the_rest_becomes_a_s
     assert line(north, made.id) == line(south, made.id)
 
 
+@pytest.mark.long  # system/test_fleet_cold.py reads from the disk of a node
 def test_a_node_reads_what_it_has_read_from_its_disk_after_a_kill_too(fleet: Fleet) -> None:
     north = fleet.begin("north").client
     south = fleet.begin("south")
@@ -287,6 +290,7 @@ def test_an_irreversible_call_of_a_node_that_died_is_asked_about_on_the_next_one
     await_that(lambda: not north.status()["unpublished_count"], "what it could not publish stays")
 
 
+@pytest.mark.long  # test_an_irreversible_call_of_a_node_that_died_is_asked_about_on_the_next_one
 def test_a_word_about_a_call_that_is_lost_with_its_node_is_asked_for_again(fleet: Fleet) -> None:
     """The fleet knows that the call has happened; what it gave, and that the program is past it, nobody knows any more."""
     box, south = left_in_a_call(fleet)
@@ -302,6 +306,7 @@ def test_a_word_about_a_call_that_is_lost_with_its_node_is_asked_for_again(fleet
         west.resume(box.id, skip=["feedfeedfeed"])
 
 
+@pytest.mark.long  # test_an_irreversible_call_of_a_node_that_died_is_asked_about_on_the_next_one
 def test_a_compensation_that_began_on_a_node_that_died_does_not_run_again(fleet: Fleet) -> None:
     first, south = fleet.begin("north"), fleet.begin("south").client
     box = work(first.client, "one")
@@ -349,6 +354,7 @@ class Backup:
         )
 
 
+@pytest.mark.long  # a publication that is cut off goes on, above
 @pytest.mark.parametrize("restarted", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_what_a_restored_database_does_not_know_is_published_again(fleet: Fleet, *, restarted: bool) -> None:
     north, south = fleet.begin("north"), fleet.begin("south").client

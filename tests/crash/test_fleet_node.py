@@ -112,6 +112,7 @@ def test_a_trajectory_that_another_node_owns_is_refused_with_that_nodes_address(
         made.exec(["true"])
 
 
+@pytest.mark.long  # crash/test_fleet_history.py takes one over
 def test_a_sandbox_whose_trajectory_was_taken_over_ends(fleet: Fleet, world: Path) -> None:
     north, _ = fleet.begin("north").client, fleet.begin("south")
     made = Sandbox.create(client=north)
@@ -123,6 +124,7 @@ def test_a_sandbox_whose_trajectory_was_taken_over_ends(fleet: Fleet, world: Pat
     assert north.trajectory(made.id).status == "interrupted"
 
 
+@pytest.mark.long  # the watchdog stops them, below
 def test_sandboxes_stand_still_while_the_database_is_away_and_go_on_after_it(fleet: Fleet, world: Path) -> None:
     north = fleet.begin("north").client
     made = Sandbox.create(client=north)
@@ -141,6 +143,7 @@ def test_sandboxes_stand_still_while_the_database_is_away_and_go_on_after_it(fle
     assert made.exec(["true"]).exit_code == 0
 
 
+@pytest.mark.long  # system/test_node_freezing.py
 def test_the_watchdog_stops_the_sandboxes_of_a_daemon_that_is_stopped(fleet: Fleet, world: Path) -> None:
     daemon = fleet.begin("north")
     made = Sandbox.create(client=daemon.client)
@@ -169,6 +172,7 @@ def test_an_irreversible_call_is_in_the_database_before_it_runs(fleet: Fleet) ->
     fleet.server.start()
 
 
+@pytest.mark.long  # test_the_next_daemon_of_a_node_owns_what_the_killed_one_owned
 def test_a_second_daemon_of_one_name_waits_for_the_lease(fleet: Fleet, short_dir: Path) -> None:
     first = fleet.begin("north")
     fleet.directory = short_dir / "copy"
@@ -190,6 +194,7 @@ def test_a_daemon_with_another_key_is_no_node(fleet: Fleet, short_dir: Path) -> 
     assert [one.node for one in north.client.fleet_status()] == ["north"]
 
 
+@pytest.mark.long  # model/test_fleet_postgres.py has what the fleet knows of it
 def test_a_node_that_is_gone_for_good_is_forgotten(fleet: Fleet) -> None:
     """And is a node again when it was not gone for good."""
     north, south = fleet.begin("north").client, fleet.begin("south")
@@ -220,6 +225,7 @@ def test_a_node_that_is_gone_for_good_is_forgotten(fleet: Fleet) -> None:
     assert [one.node for one in north.fleet_status()] == ["north", "south"]
 
 
+@pytest.mark.long  # the words of one message
 def test_advice_about_packs_is_such_that_a_node_can_follow(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,6 +245,7 @@ def test_advice_about_packs_is_such_that_a_node_can_follow(
         fleet.begin("north", SNAPSHOTD_STORE="file:///elsewhere")
 
 
+@pytest.mark.long  # test_a_database_that_has_forgotten_a_daemon_is_called_so has one that answers
 def test_what_needs_the_database_is_refused_while_that_hangs(fleet: Fleet) -> None:
     north, south = fleet.begin("north").client, fleet.begin("south").client
     made = Sandbox.create(client=north)

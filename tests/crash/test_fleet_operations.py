@@ -201,6 +201,7 @@ def lose_everything(fleet: Fleet) -> None:
     fleet.server.ask("DROP DATABASE snapshotd")
 
 
+@pytest.mark.long  # crash/test_fleet_node.py has the next daemon of a node
 def test_an_agent_goes_on_while_the_other_node_is_upgraded(fleet: Fleet) -> None:
     page = Page(fleet, "Rolling upgrade")
     drain, status, upgrade, end = page.blocks[0]
@@ -239,6 +240,7 @@ def test_an_agent_goes_on_while_the_other_node_is_upgraded(fleet: Fleet) -> None
     assert Sandbox.connect(after, client=one).fork()[0].exec(["ls"]).stdout == "begun\n"
 
 
+@pytest.mark.long  # unit/engine/test_doctor.py has a daemon without a fleet
 def test_the_doctor_of_a_node_looks_at_what_the_node_needs(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """PostgreSQL, the bucket, and how much of it the disk keeps."""
     one, two = (fleet.nodes[node].client for node in NODES)

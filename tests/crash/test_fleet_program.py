@@ -23,7 +23,7 @@ from snapshotd.fleet.base import NodeID
 from snapshotd.fleet.opening import open_coordination
 from snapshotd.fleet.places import NodeRoom
 from snapshotd.types import new_id
-from tests import node_rig
+from tests import long, node_rig
 from tests.node_rig import await_that, own_fleet
 
 MEMORY = 1 << 20
@@ -51,6 +51,7 @@ def log_in(fleet: node_rig.Fleet, node: str, address: str, *, scope: str, tenant
     save_login(address, Login(made.token, local.status()["fingerprint"]))
 
 
+@pytest.mark.long  # test_a_tenant_finds_on_another_node_what_is_its_own_and_nothing_else
 def test_one_address_leads_to_all_nodes_and_they_reserve_room(fleet: node_rig.Fleet) -> None:
     """With tokens that may run and no more, and without a way to the database."""
     north, south = begin(fleet, "north"), begin(fleet, "south")
@@ -113,7 +114,7 @@ def tell_of(fleet: node_rig.Fleet, node: str, address: str) -> None:
         coordination.renew(room.node, 1, room)
 
 
-@pytest.mark.parametrize("given", ["argument", "environment"])
+@pytest.mark.parametrize("given", long.some(["argument", "environment"], 1))
 def test_a_token_goes_to_no_address_that_the_fleet_names(
     fleet: node_rig.Fleet, monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from snapshotd import failpoints
 from snapshotd.store.base import Store
 from snapshotd.store.open import open_store
-from tests import forked, s3_service
+from tests import forked, long, s3_service
 from tests.crash import fleet_kill_child
 from tests.fleet_rig import GRACE_S, Kept, Node, packs_in, tombstones_in, write
 
@@ -60,7 +60,7 @@ def run(directory: Path, name: str, url: str, kept: Kept, later_s: float, what: 
     return code == failpoints.EXIT_CODE
 
 
-@pytest.mark.parametrize("point", [*PUBLICATION, "repo.index.committed", "repo.pack.stored"])
+@pytest.mark.parametrize("point", long.some([*PUBLICATION, "repo.index.committed", "repo.pack.stored"], 2))
 def test_a_publication_that_is_cut_off_goes_on(tmp_path: Path, bucket: Store, url: str, point: str) -> None:
     a = Node(tmp_path, "a", bucket)
     kept = write(a, 1, 3)
@@ -99,7 +99,7 @@ def test_a_merge_that_is_cut_off_goes_on(tmp_path: Path, bucket: Store, url: str
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.long)])
-@pytest.mark.parametrize("point", COLLECTION)
+@pytest.mark.parametrize("point", long.some(COLLECTION, 4))
 def test_a_collection_that_is_cut_off_loses_nothing(
     tmp_path: Path, bucket: Store, url: str, point: str, count: int
 ) -> None:

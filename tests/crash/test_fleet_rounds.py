@@ -286,6 +286,7 @@ class Round:
         return int(self.fleet.ask(f"SELECT count(*) FROM snapshotd_fleet.owners WHERE node = '{node}'")[0][0])
 
 
+@pytest.mark.long  # the bucket does not answer in a round, too
 def test_a_bucket_that_does_not_answer_is_called_so(fleet: Fleet, bucket: FaultyService) -> None:
     north, south = fleet.begin("north").client, fleet.begin("south").client
     box = Sandbox.create(client=north)
@@ -297,6 +298,7 @@ def test_a_bucket_that_does_not_answer_is_called_so(fleet: Fleet, bucket: Faulty
     assert len(b"".join(south.cat(box.head().id, "/workspace/file"))) == 2_000_000
 
 
+@pytest.mark.long  # e2e/test_damage.py repairs what one daemon has
 def test_a_repair_gives_up_an_output_that_keeps_a_node_from_publishing(fleet: Fleet, bucket: FaultyService) -> None:
     north, south = fleet.begin("north"), fleet.begin("south").client
     box = Sandbox.create(client=north.client)
@@ -343,6 +345,7 @@ def test_the_status_says_what_keeps_a_node_from_publishing(fleet: Fleet) -> None
     await_that(lambda: not south.status()["node_failure"], "it says so still")
 
 
+@pytest.mark.long  # crash/test_fleet_history.py has its faults one by one
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", long.seeds(1, ROUNDS))
 def test_no_fault_makes_two_heads_or_repeats_a_call_or_loses_a_snapshot(

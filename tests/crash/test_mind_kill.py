@@ -13,7 +13,7 @@ from snapshotd.engine.engine import Engine
 from snapshotd.errors import Conflict
 from snapshotd.failpoints import EXIT_CODE
 from snapshotd.types import ApprovalStatus, CallStatus, SideEffect
-from tests import forked, mind_rig
+from tests import forked, long, mind_rig
 from tests.crash import mind_kill_child
 from tests.crash.mind_kill_child import CHILD_S
 from tests.mind_rig import Agent
@@ -87,7 +87,7 @@ def test_what_was_asked_or_decided_is_known_afterwards(bench: Bench, name: str) 
     assert [a.id for a in second.approvals.list()] == [approval.id]
 
 
-@pytest.mark.parametrize("name", ["engine.fork.recorded", "engine.edit.forked", "engine.step.committed"])
+@pytest.mark.parametrize("name", long.some(["engine.edit.forked", "engine.fork.recorded", "engine.step.committed"], 1))
 def test_an_edit_is_whole_or_not_there(bench: Bench, name: str) -> None:
     agent = mind_rig.agent(bench.engine)
     agent.tool("write", {}, "echo x > x")
@@ -105,7 +105,7 @@ def test_an_edit_is_whole_or_not_there(bench: Bench, name: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["promote", "merge"])
-@pytest.mark.parametrize("name", ["engine.step.sealed", "engine.step.committed"])
+@pytest.mark.parametrize("name", long.some(["engine.step.committed", "engine.step.sealed"], 1))
 def test_a_promotion_or_merge_is_whole_or_not_there(bench: Bench, name: str, what: str) -> None:
     agent = mind_rig.agent(bench.engine)
     agent.tool("write", {}, "echo x > x")
@@ -125,7 +125,7 @@ def test_a_promotion_or_merge_is_whole_or_not_there(bench: Bench, name: str, wha
     assert again.files() == {"x": "x\n"}
 
 
-@pytest.mark.parametrize("name", ["engine.fork.recorded", "engine.step.committed", "engine.fork.changed"])
+@pytest.mark.parametrize("name", long.some(["engine.fork.changed", "engine.fork.recorded", "engine.step.committed"], 1))
 def test_changed_children_are_all_there_or_none(bench: Bench, name: str) -> None:
     """Killed when the first of two children was changed, too."""
     agent = mind_rig.agent(bench.engine)

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -256,6 +257,7 @@ TestLines.settings = settings(
 )
 
 
+@pytest.mark.long  # contract/test_catalog.py is over PostgreSQL
 def test_lines_in_postgresql(postgres: PostgresServer) -> None:
     class InPostgres(Lines):
         def open(self) -> Catalog:

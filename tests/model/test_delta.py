@@ -25,6 +25,7 @@ from snapshotd.layers.store import LayerStore
 from snapshotd.layers.view import open_stack
 from snapshotd.trees.diff import diff
 from snapshotd.types import ImageID, LayerID, Stack
+from tests import long
 from tests.capabilities import require
 
 IMAGE = ImageID("image")
@@ -153,7 +154,7 @@ def mounts_exchange(root: int, path: bytes, other: bytes) -> None:
     files.exchange(root, path, root, other)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(long.size(16, 60)))
 def test_the_stack_shows_what_the_sandbox_sees(store: LayerStore, seed: int) -> None:
     rng = random.Random(seed)
     live = Live(store, Stack(IMAGE))

@@ -58,7 +58,7 @@ OF_MACHINES = (
     "binds early",
     "rows before bytes",
     "drops what is unpublished",
-    "does not wait",
+    pytest.param("does not wait", marks=pytest.mark.long),
     pytest.param("watches carelessly", marks=pytest.mark.long),
     pytest.param("counts from the answer", marks=pytest.mark.long),
     pytest.param("runs without a look at the clock", marks=pytest.mark.long),
@@ -73,7 +73,7 @@ OF_RULES: dict[str, Callable[..., Any]] = {
     "move_head": publish_at_any_head,
     "take_trajectory": take_released,
 }
-SLOW_TO_CATCH = ("adopt_trajectory", "move_head", "take_trajectory")
+SLOW_TO_CATCH = ("check_claim", "adopt_trajectory", "move_head", "take_trajectory")
 
 
 @pytest.mark.parametrize("fault", OF_MACHINES)

@@ -348,6 +348,7 @@ def test_variety(place: Path) -> None:
     assert any(fact.links for fact in expected.values())
 
 
+@pytest.mark.long  # test_variety has it as a layer of its own
 def test_variety_as_a_layer_over_its_image(base: Path) -> None:
     """Everything is copied up by the kernel, some of it is deleted: the layer holds all kinds, and the tree is what the
     mount shows."""

@@ -98,6 +98,7 @@ def test_steps_count_together(daemon: Daemon) -> None:
     client.remove(greedy, force=True)
 
 
+@pytest.mark.long  # a sandbox at its limit is stopped, in this file
 def test_a_file_that_a_failed_reservation_left_is_counted(daemon: Daemon) -> None:
     """XFS keeps what it could reserve beyond the end of the file, which has no size then."""
     client = daemon.client

@@ -329,6 +329,7 @@ def test_rules_that_are_changed_cut_what_they_do_not_allow(internet: Internet) -
         assert box.question("good.example") == (3, None)
 
 
+@pytest.mark.long  # test_hostile_questions_do_no_harm counts what they hold
 def test_slow_and_many_connections_cost_only_their_own_sandbox(internet: Internet) -> None:
     with internet.sandbox("good.example") as box, internet.sandbox("good.example") as other:
         address = box.address("good.example")

@@ -35,6 +35,7 @@ def user() -> Iterator[Ordinary]:
         found.close()
 
 
+@pytest.mark.long  # unit/daemon has the choice of the mode
 def test_without_the_word_it_is_refused(user: Ordinary) -> None:
     said = user("run", "--", "true", code=125).stderr
     assert "a user namespace cannot be made: Operation not permitted" in said
@@ -56,6 +57,7 @@ def test_what_the_daemon_makes_is_the_users_alone(user: Ordinary) -> None:
         assert (place.stat().st_uid, stat.S_IMODE(place.stat().st_mode)) == (UID, 0o700), place
 
 
+@pytest.mark.long  # test_what_the_daemon_makes_is_the_users_alone
 def test_a_part_of_its_state_that_the_daemon_may_not_use_is_named(user: Ordinary) -> None:
     user(*RUN, "--name", "closed", "--", "true")
     layers = user.state_dir / "layers"

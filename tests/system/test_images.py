@@ -614,6 +614,7 @@ def test_no_program_of_this_machine_acts_for_another_user(tmp_path: Path) -> Non
     assert (st.st_uid, st.st_gid, stat.S_IMODE(st.st_mode)) == (0, 0, 0o755)
 
 
+@pytest.mark.long  # test_an_image_of_this_machines_programs_is_there_at_once
 def test_the_programs_are_taken_again_after_an_upgrade(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     first = bench.store.build("minimal", None, bench.said.append)
     assert bench.store.build("minimal", None, bench.said.append) == first

@@ -79,6 +79,7 @@ def _say(agent: Agent, first: int, count: int) -> None:
             agent.tool("step", {"number": f"{number:06}"})
 
 
+@pytest.mark.long  # e2e/test_scale.py has snapshots
 def test_the_last_thousand_messages_cost_what_the_first_did(small_root: Path) -> None:
     with mind_rig.engine(small_root) as engine:
         agent = mind_rig.agent(engine)

@@ -115,6 +115,7 @@ def _verbs(agent: Agent, first: Snapshot) -> dict[str, Work]:
     }
 
 
+@pytest.mark.long  # e2e/test_scale.py has a hundred
 def test_the_last_snapshots_are_the_work_that_the_first_were(small_root: Path) -> None:
     with mind_rig.engine(small_root) as engine:
         agent = mind_rig.agent(engine)

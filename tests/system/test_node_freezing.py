@@ -82,6 +82,7 @@ def busy(engine: Engine) -> HeldMembers:
     return sandbox.cgroup
 
 
+@pytest.mark.long  # test_the_watchdog_stops_what_its_daemon_does_not
 def test_a_sandbox_stands_still_from_before_the_end_of_the_lease_until_it_is_renewed(
     engine: Engine, server: PostgresServer
 ) -> None:

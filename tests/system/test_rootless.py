@@ -148,6 +148,7 @@ def at(user: OrdinaryUser, trajectory: str, seq: int) -> str:
     return str(next(each["id"] for each in user.json("log", trajectory) if each["seq"] == seq))
 
 
+@with_one_id
 def test_the_tour(user: OrdinaryUser) -> None:
     def sh(trajectory: str, script: str) -> str:
         return user("exec", trajectory, "--", "sh", "-c", script)
@@ -457,6 +458,7 @@ print(os.getuid(), os.getgid(), os.stat("given").st_uid, held, refused)
 """
 
 
+@with_a_range
 def test_commands_in_a_plain_folder_have_no_rights_but_the_users(user: OrdinaryUser) -> None:
     """Not those of the daemon over the user namespace that it has entered, its mounts and its ids."""
     (project := user.home / "project").mkdir()
@@ -583,6 +585,7 @@ def test_a_directory_of_sockets_that_is_another_users() -> None:
             subprocess.run(["rm", "-rf", place], check=True)
 
 
+@pytest.mark.long  # test_a_machine_whose_apparmor_takes_the_rights_away says what is lacking, too
 def test_a_machine_without_user_namespaces() -> None:
     """In a chroot the kernel allows none."""
     with ordinary_users(ids=[True], host="mount --rbind / /mnt", chroot="/mnt") as (user,):
@@ -697,6 +700,7 @@ def test_a_home_without_extended_attributes() -> None:
         assert done.stderr.count(reason) == 2, done.stderr
 
 
+@pytest.mark.long  # test_a_directory_of_sockets_that_is_another_users is refused, too
 def test_without_a_place_for_the_sockets() -> None:
     """No XDG_RUNTIME_DIR, and a /tmp that only root writes to: doctor, and each command, say which setting helps."""
     with ordinary_users(ids=[True], host="mount -t tmpfs -o mode=755 none /tmp") as (found,):
@@ -776,6 +780,7 @@ def test_another_users_program_that_listens_at_the_daemons_place_is_told_nothing
             assert set(heard.split()) <= {"b''"}, heard
 
 
+@pytest.mark.long  # test_a_directory_of_sockets_that_is_another_users is refused, too
 def test_a_place_of_sockets_that_no_command_can_enter() -> None:
     """The user's own runtime directory with a mode that keeps its owner out, and a link to nothing: doctor, and each
     command, name what is in the way."""
@@ -805,6 +810,7 @@ def test_doctor_advises_a_range_that_nobody_has() -> None:
         assert "--add-subuids 231072-296607 --add-subgids 231072-296607" in check["fix"]
 
 
+@pytest.mark.long  # test_doctor_advises_a_range_that_nobody_has reads the same files
 def test_doctor_warns_of_a_range_that_another_user_has_too() -> None:
     with ordinary_users(ids=[True]) as (user,):
         name, own, last = f"sd{user.id}", user.first, user.first + 65535
@@ -828,6 +834,7 @@ def test_doctor_warns_of_a_range_that_another_user_has_too() -> None:
             (user._databases / database).write_text(line)
 
 
+@pytest.mark.long  # the tour ends with nothing left
 def test_the_documented_command_removes_what_belongs_to_the_range(small_tar: Path) -> None:
     page = (Path(__file__).parents[2] / "docs/install.md").read_text()
     (words,) = (text for text in page.split("`") if text.endswith("rm -rf ~/.local/state/snapshotd"))
