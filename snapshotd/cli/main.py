@@ -10,6 +10,8 @@ import importlib
 import json
 import os
 import sys
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import click
@@ -36,109 +38,37 @@ SECTIONS: dict[str, str] = {
     "service": "The daemon and this machine",
 }
 """Folder of `cli/commands/` to its heading in the help."""
+_COMMANDS = Path(__file__).with_name("commands")
 
-COMMANDS: dict[str, dict[str, str]] = {
-    "running": {
-        "run": "Run an agent or a command in a sandbox, with a snapshot after every tool call.",
-        "create": "Start a sandbox without an agent.",
-        "exec": "Run a command as a tool call in a sandbox, or in a throw-away fork.",
-        "shell": "Open a shell in a sandbox.",
-        "snapshot": "Take a snapshot of a running sandbox now.",
-        "cp": "Copy files into a sandbox, or out of a sandbox or snapshot.",
-        "port": "Reach a server inside a sandbox at an address of this machine.",
-        "attach": "Follow a run, or a background command, from its beginning.",
-        "logs": "Print what a run, or a background command, has printed so far.",
-        "wait": "Wait until a run, or a background command, has ended.",
-        "network": "Show, or change, the hosts that a trajectory's sandboxes reach.",
-        "kill": "Send a signal to commands of a sandbox.",
-        "stop": "End sandboxes after a last snapshot.",
-        "rm": "Forget trajectories and free what only they used.",
-        "ls": "List trajectories.",
-        "ps": "List live sandboxes, or a trajectory's commands.",
-        "fork": "Start new sandboxes from a snapshot.",
-        "experiment": "Run variants from one state, score them, and keep the best.",
-        "resume": "Let an agent go on where it stopped.",
-    },
-    "inspection": {
-        "ui": "Show in a browser what agents did, and act on it.",
-        "log": "List a trajectory's snapshots.",
-        "tree": "Show all trajectories as a forest.",
-        "find": "Find text in arguments, outputs and messages.",
-        "show": "Show everything about one snapshot.",
-        "inspect": "Print all about trajectories and snapshots as JSON.",
-        "diff": "Show what changed between two snapshots.",
-        "compare": "Compare trajectories call by call: where they part, and how each came out.",
-        "score": "Run a command in a throw-away fork of each snapshot, and rank them.",
-        "cat": "Print a file as it was in a snapshot.",
-        "journal": "Show what a program did, call by call.",
-        "state": "Show the agent's state.",
-        "tasks": "List the agent's subtasks.",
-        "tag": "Name a snapshot, or take a name away.",
-    },
-    "history": {
-        "rewind": "Go back to an older snapshot, in place.",
-        "undo": "Take the last rewind, promotion or merge of a trajectory back.",
-        "promote": "Make a fork the head of the trajectory that it came from.",
-        "edit": "Make a new trajectory from a snapshot with something changed.",
-        "bisect": "Find the call that broke it: the first snapshot where a command fails.",
-        "retry": "Do one task of an agent again.",
-        "approvals": "List what waits for a person.",
-        "approval": "Show what an approval is about.",
-        "approve": "Let a call run that waits for it.",
-        "deny": "Refuse a call that waits for approval.",
-        "effects": "List irreversible calls that rewinds left behind.",
-        "compensate": "Run the compensations of irreversible calls that were left behind.",
-        "store": "Read and write the key-value store across trajectories.",
-    },
-    "storage": {
-        "restore": "Write a snapshot's files into a folder.",
-        "apply": "Bring what a snapshot changed to a folder, and keep what the folder has changed.",
-        "merge": "Bring what one branch changed to another trajectory, and keep what that one has changed.",
-        "export": "Write a snapshot, or a whole trajectory, as one file.",
-        "import": "Take in what `snapshotd export` wrote.",
-        "mount": "Show every stored snapshot as a folder.",
-        "umount": "End what `snapshotd mount` began.",
-        "stats": "Show what sandboxes take, and how long they stand still.",
-        "df": "Show what takes space.",
-        "image": "Build, import, list and remove images.",
-        "policy": "Show or set which snapshots keep their files.",
-        "prune": "Give up the files of snapshots that no policy keeps, and free the space.",
-        "check": "Verify the repository.",
-        "repair": "Rebuild damaged parts of the repository from intact ones.",
-        "catalog": "Move the catalog between a file and a PostgreSQL database.",
-    },
-    "service": {
-        "mcp": "Serve the daemon's verbs to an agent that speaks MCP.",
-        "hooks": "Let an agent in your own folder take a snapshot at every call, without a sandbox.",
-        "doctor": "Say what this machine lacks, and the fix for each.",
-        "setup": "Install missing system packages, where that is possible.",
-        "serve": "Be the daemon, for other machines too, or serve clients of E2B.",
-        "token": "Make, list and revoke tokens for callers from other machines.",
-        "audit": "List who did what.",
-        "login": "Keep the token of a daemon on another machine.",
-        "logout": "Forget the token of a daemon on another machine.",
-        "dial": "Carry a connection to the daemon over standard input and output.",
-        "fleet": "Look at the nodes of a fleet, drain one, and forget one.",
-        "daemon": "Be the daemon, ask after it, stop it, or put another in its place.",
-        "version": "Print the versions of client and daemon.",
-        "completion": "Print the completion script for a shell.",
-    },
-}
-"""Folder to names of commands to their summaries: the first lines of their docstrings (a test compares them)."""
 
-FOLDERS: dict[str, str] = {name: folder for folder, commands in COMMANDS.items() for name in commands}
+@cache
+def find_commands() -> dict[str, str]:
+    """The name of each command to the folder that its module is in: in the order of the help, without importing them."""
+    return {
+        name.removesuffix(".py"): folder
+        for folder in SECTIONS
+        for name in sorted(os.listdir(_COMMANDS / folder))
+        if name.endswith(".py") and name != "__init__.py"
+    }
+
+
+def summary_of(name: str) -> str:
+    """The first line of the help of a command, which is the docstring of its function `command`."""
+    source = (_COMMANDS / find_commands()[name] / f"{name}.py").read_text(encoding="utf-8")
+    return source.partition("\ndef command(")[2].partition('"""')[2].partition("\n")[0].removesuffix('"""')
 
 
 class LazyGroup(CliGroup):
     """Lists commands without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(FOLDERS)
+        return list(find_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in FOLDERS:
+        folder = find_commands().get(cmd_name)
+        if folder is None:
             return None
-        found: click.Command = importlib.import_module(f"snapshotd.cli.commands.{FOLDERS[cmd_name]}.{cmd_name}").command
+        found: click.Command = importlib.import_module(f"snapshotd.cli.commands.{folder}.{cmd_name}").command
         return found
 
     def resolve_command(
@@ -154,7 +84,7 @@ class LazyGroup(CliGroup):
 
             if args[0] in HABITS:
                 raise UsageError(f"no such command {args[0]!r}: {HABITS[args[0]]}") from None
-            near = difflib.get_close_matches(args[0], FOLDERS, 1, cutoff=0.7)
+            near = difflib.get_close_matches(args[0], find_commands(), 1, cutoff=0.7)
             if not near:
                 raise
             raise click.UsageError(f"{exc.message.rstrip('.')}, did you mean {near[0]!r}?", ctx) from None
@@ -162,7 +92,7 @@ class LazyGroup(CliGroup):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for folder, heading in SECTIONS.items():
             with formatter.section(heading):
-                formatter.write_dl(list(COMMANDS[folder].items()))
+                formatter.write_dl([(name, summary_of(name)) for name, its in find_commands().items() if its == folder])
 
 
 def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:

@@ -16,8 +16,8 @@ import click
 import pytest
 
 from snapshotd.cli.command import CliContext
-from snapshotd.cli.main import COMMANDS, FOLDERS, main
 from snapshotd.cli.main import cli as group
+from snapshotd.cli.main import find_commands, main, summary_of
 from snapshotd.cli.reference import reference
 from snapshotd.cli.text import ago, printable, size
 from snapshotd.cli.values import Size
@@ -124,8 +124,8 @@ def test_global_options_stand_before_or_after_the_name(
 
 
 def test_every_command_takes_the_global_options_has_examples_and_json() -> None:
-    for name in FOLDERS:
-        command = importlib.import_module(f"snapshotd.cli.commands.{FOLDERS[name]}.{name}").command
+    for name in find_commands():
+        command = importlib.import_module(f"snapshotd.cli.commands.{find_commands()[name]}.{name}").command
         leaves = command.commands.values() if isinstance(command, click.Group) else [command]
         for leaf in leaves:
             options = {option for param in leaf.params for option in param.opts}
@@ -138,11 +138,11 @@ def test_every_command_takes_the_global_options_has_examples_and_json() -> None:
 
 
 def test_the_overview_says_what_the_commands_say() -> None:
-    for name, text in ((name, text) for commands in COMMANDS.values() for name, text in commands.items()):
+    for name in find_commands():
         command = group.get_command(click.Context(group), name)
         assert command is not None
         assert command.help is not None
-        assert command.help.partition("\n")[0] == text, name
+        assert command.help.partition("\n")[0] == summary_of(name), name
 
 
 def test_the_reference_is_up_to_date() -> None:
@@ -171,7 +171,7 @@ def test_help_breaks_lists_of_json_words_at_their_commas(name: str) -> None:
 def test_help_breaks_no_word_at_its_hyphen() -> None:
     """It could be the name of a command or an option."""
     context = CliContext(group, info_name="snapshotd")
-    for name in FOLDERS:
+    for name in find_commands():
         command = group.get_command(context, name)
         leaves = command.commands.values() if isinstance(command, click.Group) else ()
         for one in (group, command, *leaves):
@@ -186,7 +186,7 @@ def test_help_breaks_no_word_at_its_hyphen() -> None:
 
 
 def test_no_message_points_to_a_command_that_does_not_exist() -> None:
-    known = FOLDERS.keys()
+    known = find_commands().keys()
     said = {
         (file, word)
         for file, text in texts().items()
@@ -194,7 +194,7 @@ def test_no_message_points_to_a_command_that_does_not_exist() -> None:
         if word not in known
     }
     assert said == set()
-    groups = {name: group.get_command(click.Context(group), name) for name in FOLDERS}
+    groups = {name: group.get_command(click.Context(group), name) for name in find_commands()}
     for file, text in texts().items():
         for name, child in re.findall(r"`snapshotd (image|store|hooks|experiment) ([a-z]+)\b", text):
             one = groups[name]

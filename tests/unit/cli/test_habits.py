@@ -8,8 +8,8 @@ import click
 import pytest
 
 from snapshotd.cli.habits import HABITS
-from snapshotd.cli.main import FOLDERS
 from snapshotd.cli.main import cli as group
+from snapshotd.cli.main import find_commands
 from tests.unit.cli.conftest import Cli
 
 TYPED = [
@@ -91,8 +91,8 @@ TYPED = [
 
 @pytest.mark.parametrize("word", TYPED)
 def test_a_word_of_habit_is_a_command_or_names_one(cli: Cli, word: str) -> None:
-    assert (word in FOLDERS) != (word in HABITS)
-    if word in FOLDERS:
+    assert (word in find_commands()) != (word in HABITS)
+    if word in find_commands():
         assert cli(word, "--help").code == 0
 
 

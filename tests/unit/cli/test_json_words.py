@@ -6,8 +6,8 @@ import json
 
 import click
 
-from snapshotd.cli.main import FOLDERS
 from snapshotd.cli.main import cli as group
+from snapshotd.cli.main import find_commands
 from snapshotd.daemon.http.words import WORDS
 from tests.json_words import faults
 from tests.unit.cli.conftest import Cli
@@ -60,7 +60,7 @@ SAID_ELSEWHERE = {
 def leaves() -> set[str]:
     """Every command that prints JSON."""
     context, found = click.Context(group), set()
-    for name in FOLDERS:
+    for name in find_commands():
         command = group.get_command(context, name)
         children = command.commands if isinstance(command, click.Group) else {"": command}
         found |= {f"{name} {child}".strip() for child in children}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from snapshotd import client
-from snapshotd.cli.main import FOLDERS
+from snapshotd.cli.main import find_commands
 from snapshotd.client import AsyncSnapshotd, Snapshotd
 from tests.own_sources import texts, walk
 
@@ -91,10 +91,12 @@ def called(source: str) -> set[str]:
 
 def test_every_command_has_a_method_in_both_clients() -> None:
     assert not OTHER_NAMES.keys() & ONLY_COMMANDS.keys()
-    verbs = {command: OTHER_NAMES.get(command, command) for command in FOLDERS if command not in ONLY_COMMANDS}
+    verbs = {command: OTHER_NAMES.get(command, command) for command in find_commands() if command not in ONLY_COMMANDS}
     assert [item for item in verbs.items() if item[1] not in methods(Snapshotd)] == []
     assert [item for item in verbs.items() if item[1] not in methods(AsyncSnapshotd)] == []
-    assert OTHER_NAMES.keys() | ONLY_COMMANDS.keys() <= FOLDERS.keys(), "a command that is no more is in no table"
+    assert OTHER_NAMES.keys() | ONLY_COMMANDS.keys() <= find_commands().keys(), (
+        "a command that is no more is in no table"
+    )
 
 
 def test_every_method_has_a_command() -> None:
