@@ -208,7 +208,7 @@ def _earlier(state_dir: Path) -> tuple[int | None, int]:
 def _make_own(directory: Path) -> None:
     """Make a directory that only this user can enter. NotPermitted when it cannot be, or another user's is in its
     place."""
-    problem = rootless.not_own(directory, make=True)
+    problem = rootless.ownership_problem(directory, make=True)
     if problem is not None:
         raise NotPermitted(problem)
 

@@ -12,7 +12,7 @@ from snapshotd.egress.base import POOL, POOL_FIRST
 from snapshotd.network import Address
 
 A, ANY_CLASS, INTERNET = 1, 255, 1
-NO_ERROR, SERVER_FAILURE, NO_SUCH_NAME, NOT_IMPLEMENTED = 0, 2, 3, 4
+NO_ERROR, SERVER_FAILURE, NO_SUCH_NAME = 0, 2, 3
 QUESTION_MAX_BYTES = 4096
 """Longest datagram that is read. A question is shorter; more would be extensions that nobody here reads."""
 TTL_S = 30

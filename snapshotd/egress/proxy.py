@@ -32,7 +32,7 @@ class Holder(Protocol):
     """Holds descriptors beyond a daemon's life (`runtime.base.Keeper`)."""
 
     def hold(self, key: str, fd: int) -> None: ...
-    def held(self, key: str) -> int | None: ...
+    def open_held(self, key: str) -> int | None: ...
 
 
 class SandboxEnds:
@@ -95,7 +95,7 @@ class ProxyProcess:
     @classmethod
     def find(cls, holder: Holder, key: str) -> ProxyProcess | None:
         """The one that an earlier daemon has left to the holder; None: there is none any more."""
-        place, control, process = held = [holder.held(f"{key}.{kind}") for kind in (_PLACE, _CONTROL, _PROCESS)]
+        place, control, process = held = [holder.open_held(f"{key}.{kind}") for kind in (_PLACE, _CONTROL, _PROCESS)]
         if place is None or control is None or process is None:
             for fd in held:
                 if fd is not None:

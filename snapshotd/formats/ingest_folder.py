@@ -139,15 +139,13 @@ class _FolderIngest:
         except FileNotFoundError:
             self.tally.warn(f"{printable(path)} vanished while the folder was copied")
             return
-        try:
+        with files.closing_fd(fd):
             with self._reading(path):
                 st = os.fstat(fd)
             if stat.S_ISDIR(st.st_mode):
                 level.pending.append(name)
             else:
                 self._node(fd, st, path, name)
-        finally:
-            os.close(fd)
 
     def _descend(self, level: _Level, name: bytes) -> _Level | None:
         path = level.path + b"/" + name if level.path else name
@@ -214,10 +212,8 @@ class _FolderIngest:
             with nodes.writing(path):
                 os.mkfifo(name, 0o600, dir_fd=self._target)
                 made = os.open(name, _PATH_FLAGS, dir_fd=self._target)
-            try:
+            with files.closing_fd(made):
                 self._dress(made, path, st, {})
-            finally:
-                os.close(made)
         self.tally.files += 1
 
     def _linked(self, st: os.stat_result, path: bytes, name: bytes) -> bool:
@@ -234,20 +230,16 @@ class _FolderIngest:
     def _file(self, path_fd: int, st: os.stat_result, path: bytes, name: bytes) -> None:
         with self._reading(path):
             source = os.open(files.fd_path(path_fd), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        try:
+        with files.closing_fd(source):
             with nodes.writing(path):
                 target = os.open(
                     name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._target
                 )
-            try:
+            with files.closing_fd(target):
                 st = self._content(source, target, path)
                 with self._reading(path):
                     xattrs = files.read_xattrs(source)
                 self._dress(target, path, st, xattrs)
-            finally:
-                os.close(target)
-        finally:
-            os.close(source)
 
     def _content(self, source: int, target: int, path: bytes) -> os.stat_result:
         """Copy until the file looks the same before and after, at most three times. Returns its status."""

@@ -292,13 +292,11 @@ class _TarIngest:
             os.mkdir(name, 0o700, dir_fd=parent)
             fd = files.open_dir(parent, name)
             self.tally.directories += 1
-        try:
+        with files.closing_fd(fd):
             nodes.drop_xattrs(
                 fd, public_xattrs(os.listxattr(fd), self._marks)
             )  # an older directory's, or inherited from a default access list
             self._dress(fd, path, member)
-        finally:
-            os.close(fd)
 
     def _node(self, member: Member, path: bytes, parent: int, name: bytes, reader: TarReader) -> None:
         if member.kind is MemberKind.SYMLINK:
@@ -312,15 +310,13 @@ class _TarIngest:
             if not self._special(member, parent, name):
                 return
             fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-        try:
+        with files.closing_fd(fd):
             if member.kind is MemberKind.FILE:
                 _write(fd, member, reader)
                 self.tally.bytes += member.stored
             if self._held[-1].inherits:
                 nodes.drop_xattrs(fd, nodes.ACLS)
             self._dress(fd, path, member)
-        finally:
-            os.close(fd)
 
     def _special(self, member: Member, parent: int, name: bytes) -> bool:
         """False: it made nothing that has attributes."""
@@ -369,7 +365,7 @@ class _TarIngest:
             source_fd = self._open(source_parent)
         except OSError as exc:
             raise _no_target(shown, member.link, exc) from exc
-        try:
+        with files.closing_fd(source_fd):
             try:
                 found = (
                     os.stat(source_name, dir_fd=source_fd, follow_symlinks=False)
@@ -387,8 +383,6 @@ class _TarIngest:
                 os.link(source_name, name, src_dir_fd=source_fd, dst_dir_fd=parent, follow_symlinks=False)
             except FileNotFoundError as exc:  # it lay below a path that this member replaces
                 raise _no_target(shown, member.link, exc) from exc
-        finally:
-            os.close(source_fd)
 
     def _dress(self, fd: int, path: bytes, member: Member) -> None:
         nodes.set_metadata(

@@ -127,15 +127,12 @@ def build_root(recipe: Recipe, root: Path, progress: Callable[[str], None]) -> N
     mirrors = recipes.host_mirrors(recipe.suite)
     began_ns = time.time_ns() - 10**9  # a file's time is the kernel's coarse clock, up to a tick behind
     _run(_command(recipe, root, bool(mirrors)), recipe, _source_lines(mirrors), progress)
-    root_fd = os.open(root, files.DIR_FLAGS)
-    try:
+    with files.closing_fd(os.open(root, files.DIR_FLAGS)) as root_fd:
         _tidy(root_fd)
         if "apt" in recipe.packages or recipe.variant != "essential":
             _write_sources(root_fd, mirrors)
         prepare_root(root_fd)
         settle_times(root_fd, began_ns, MADE_AT_NS)
-    finally:
-        os.close(root_fd)
 
 
 def _command(recipe: Recipe, root: Path, own_mirrors: bool) -> list[str]:
@@ -259,11 +256,9 @@ def _tidy(root_fd: int) -> None:
             fd = files.open_beneath(root_fd, path, files.DIR_FLAGS)
         except FileNotFoundError:
             continue
-        try:
+        with files.closing_fd(fd):
             for name in os.listdir(fd):
                 files.remove_tree(fd, name)
-        finally:
-            os.close(fd)
 
 
 def _each(root_fd: int, path: bytes, action: Callable[[int, bytes], None]) -> None:
@@ -272,18 +267,15 @@ def _each(root_fd: int, path: bytes, action: Callable[[int, bytes], None]) -> No
         fd = files.open_beneath(root_fd, parent, files.DIR_FLAGS)
     except FileNotFoundError:
         return
-    try:
+    with files.closing_fd(fd):
         action(fd, name)
-    finally:
-        os.close(fd)
 
 
 def _write_sources(root_fd: int, mirrors: list[Mirror]) -> None:
     """The image's own package sources: the same archives, without passwords."""
     if not mirrors:
         return  # the bootstrapper wrote its defaults
-    fd = files.make_dirs(root_fd, b"etc/apt/sources.list.d")
-    try:
+    with files.closing_fd(files.make_dirs(root_fd, b"etc/apt/sources.list.d")) as fd:
         for name in os.listdir(fd):
             files.remove_tree(fd, name)
         text = "\n".join(
@@ -295,5 +287,3 @@ def _write_sources(root_fd: int, mirrors: list[Mirror]) -> None:
             files.give(f.fileno(), 0, 0)
             os.fchmod(f.fileno(), 0o644)
             f.write(text)
-    finally:
-        os.close(fd)

@@ -113,11 +113,8 @@ def build_root(found: Content, root: Path) -> None:
         (root / name).mkdir(parents=True, exist_ok=True)
         (root / name).chmod(mode)
     _write_loader_cache(found, root)
-    fd = os.open(root, files.DIR_FLAGS)
-    try:
+    with files.closing_fd(os.open(root, files.DIR_FLAGS)) as fd:
         prepare_root(fd)
-    finally:
-        os.close(fd)
     for directory, names, own in os.walk(root, topdown=False):
         for name in (*names, *own):
             path = Path(directory, name)

@@ -38,19 +38,14 @@ def prepare_root(root_fd: int) -> None:
         _directory(root_fd, path, mode, "a sandbox mounts its own there")
     for path, mode in _DIRECTORIES:
         _directory(root_fd, path, mode, "every sandbox has one")
-    etc = files.open_dir(root_fd, b"etc")
-    try:
-        with _times_kept(etc):
-            for path in _FILES:
-                _file(etc, path.rpartition(b"/")[2])
-    finally:
-        os.close(etc)
+    with files.closing_fd(files.open_dir(root_fd, b"etc")) as etc, _times_kept(etc):
+        for path in _FILES:
+            _file(etc, path.rpartition(b"/")[2])
 
 
 def _directory(root_fd: int, path: bytes, mode: int, why: str) -> None:
     parent_path, _, name = path.rpartition(b"/")
-    parent = files.open_beneath(root_fd, parent_path, files.DIR_FLAGS)
-    try:
+    with files.closing_fd(files.open_beneath(root_fd, parent_path, files.DIR_FLAGS)) as parent:
         try:
             os.close(files.open_dir(parent, name))
             return
@@ -65,28 +60,22 @@ def _directory(root_fd: int, path: bytes, mode: int, why: str) -> None:
             raise UsageError(message) from exc
         with _times_kept(parent):
             os.mkdir(name, 0o700, dir_fd=parent)
-            made = files.open_dir(parent, name)
-            try:
+            with files.closing_fd(files.open_dir(parent, name)) as made:
                 files.give(made, 0, 0)  # an ordinary user's daemon is another user in its namespace
                 os.fchmod(made, mode)
                 os.utime(made, ns=(MADE_AT_NS, MADE_AT_NS))
-            finally:
-                os.close(made)
-    finally:
-        os.close(parent)
 
 
 def _file(etc: int, name: bytes) -> None:
     try:
         kind = stat.S_IFMT(os.stat(name, dir_fd=etc, follow_symlinks=False).st_mode)
     except FileNotFoundError:
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=etc)
-        try:
+        with files.closing_fd(
+            os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=etc)
+        ) as fd:
             files.give(fd, 0, 0)
             os.fchmod(fd, 0o644)
             os.utime(fd, ns=(MADE_AT_NS, MADE_AT_NS))
-        finally:
-            os.close(fd)
         return
     if kind != stat.S_IFREG and not (kind == stat.S_IFLNK and name == b"resolv.conf"):
         raise UsageError(

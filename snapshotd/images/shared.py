@@ -82,10 +82,8 @@ class SharedBuilds:
             progress(f"builds in {self._path} are not used: {exc.strerror or exc}")
             yield None
             return
-        try:
+        with files.closing_fd(fd):
             yield fd
-        finally:
-            os.close(fd)
 
     def _take(self, directory: int, key: str, root: Path, progress: Progress) -> bool:
         """Unpack a build that is kept. False if there is none, or none that is whole."""
@@ -151,8 +149,9 @@ def _is_ours(st: os.stat_result) -> bool:
 @contextmanager
 def _locked(directory: int, key: str, progress: Progress) -> Iterator[None]:
     """Alone with one build, until the descriptor is closed: locks of descriptors, so threads exclude each other, too."""
-    fd = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
-    try:
+    with files.closing_fd(
+        os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    ) as fd:
         wanted = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, int(key[:12], 16), 1, 0)
         try:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, wanted)
@@ -160,8 +159,6 @@ def _locked(directory: int, key: str, progress: Progress) -> Iterator[None]:
             progress("another daemon is building this image; waiting for it")
             fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, wanted)
         yield
-    finally:
-        os.close(fd)
 
 
 def _names(directory: int, prefix: str) -> list[str]:
@@ -222,9 +219,6 @@ def _lacks_room(said: RawIOBase) -> bool:
 
 
 def _empty(root: Path) -> None:
-    fd = os.open(root, files.DIR_FLAGS)
-    try:
+    with files.closing_fd(os.open(root, files.DIR_FLAGS)) as fd:
         for name in os.listdir(fd):
             files.remove_tree(fd, name)
-    finally:
-        os.close(fd)

@@ -75,13 +75,10 @@ class ImageStore(Images):
 
     def _sweep(self) -> None:
         known = {image.id for image in self._catalog.images.list()}
-        fd = os.open(self._dir, files.DIR_FLAGS)
-        try:
+        with files.closing_fd(os.open(self._dir, files.DIR_FLAGS)) as fd:
             for name in os.listdir(fd):
                 if name not in known:
                     files.remove_tree(fd, name)
-        finally:
-            os.close(fd)
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
@@ -317,11 +314,8 @@ class ImageStore(Images):
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    fd = os.open(path, files.DIR_FLAGS)
-    try:
+    with files.closing_fd(os.open(path, files.DIR_FLAGS)) as fd:
         yield fd
-    finally:
-        os.close(fd)
 
 
 def _checked_name(name: str) -> str:

@@ -77,28 +77,29 @@ TRUSTED, BY_USER = Marks(b"trusted.overlay."), Marks(b"user.overlay.")
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """The abilities of this process on this host, with layers at one place."""
+    """The abilities of this process on this host, with layers at one place. One that is not named is missing, but for the
+    last three."""
 
-    mounts: bool
+    mounts: bool = False
     """Mounts of its own: CAP_SYS_ADMIN, and no filter that refuses."""
-    overlays: bool
+    overlays: bool = False
     """Overlays can be mounted, with the layers on the state directory's file system."""
-    layer_naming: LayerNaming
+    layer_naming: LayerNaming = LayerNaming.OPTIONS
     """The way in which overlayfs is told its layers."""
-    redirects: bool
+    redirects: bool = False
     """A directory of a lower layer can be renamed. Without it every live upper is laid over the image alone, and snapshots
     are copies (layers/delta.py)."""
-    seals: bool
+    seals: bool = False
     """The attributes of a mount can be changed: a root becomes a read-only layer."""
-    user_namespaces: bool
+    user_namespaces: bool = False
     """A user namespace with a map of 65,536 ids can be made."""
-    mapped_layers: bool
+    mapped_layers: bool = False
     """An overlay takes layers whose ids are shifted by a mount."""
-    fine_times: bool
+    fine_times: bool = False
     """Two changes of a file never have the same time. Without it, changes within one tick of the clock look alike."""
-    cgroup_version: int
+    cgroup_version: int = 0
     """The version of the cgroups that can be made, frozen and killed, 1 or 2. 0: none."""
-    cgroup_root: str
+    cgroup_root: str = ""
     """The directory in which they can be made."""
     marks: str = TRUSTED.prefix.decode()
     """The beginning of the names of overlayfs's marks (`Marks`)."""

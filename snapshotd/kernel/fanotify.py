@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from snapshotd.kernel import syscalls as sc
+from snapshotd.kernel.mounts import file_system_kind
 
 _CLOEXEC, _NONBLOCK, _REPORT_FID, _UNLIMITED_MARKS = 1, 2, 0x200, 0x20
 _REPORT_NAMES = 0x400 | 0x800
@@ -45,7 +46,7 @@ _LOCAL = (0xEF53, 0x58465342, 0x9123683E, 0x01021994)
 
 
 @dataclass(slots=True)
-class Told:
+class InodeEvents:
     """The events that were waiting. `opened`: handles of files that others opened. `lost`: there were more than the
     kernel keeps."""
 
@@ -55,46 +56,66 @@ class Told:
     opened: set[bytes] = field(default_factory=set)
 
 
-class InodeMarks:
+class _Marks:
     """A group of marks, until `close`. OSError: the kernel gives none. Not thread-safe."""
 
+    _report: int
+
     def __init__(self) -> None:
-        flags = _CLOEXEC | _NONBLOCK | _REPORT_FID | _UNLIMITED_MARKS
+        flags = _CLOEXEC | _NONBLOCK | self._report | _UNLIMITED_MARKS
         self._fd = sc.call("fanotify_init", flags, os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
         os.close(self._fd)
 
+    def fileno(self) -> int:
+        return self._fd
+
+    def _change(self, action: int, fd: int, mask: int) -> None:
+        sc.call("fanotify_mark", self._fd, action, mask, sc.AT_FDCWD, f"/proc/self/fd/{fd}")
+
+    def _events(self) -> Iterator[tuple[int, int, bytes]]:
+        """The events that wait, each as its mask, the process, and the record beside it."""
+        while True:
+            try:
+                data = os.read(self._fd, _READ_BYTES)
+            except BlockingIOError:
+                return
+            at = 0
+            while at < len(data):
+                length, _, _, head, mask, _, pid = _EVENT.unpack_from(data, at)
+                yield mask, pid, data[at + head : at + length]
+                at += length
+
+
+class InodeMarks(_Marks):
+    """Marks on single inodes, of files and of directories."""
+
+    _report = _REPORT_FID
+
     def add(self, fd: int, mask: int) -> None:
         """Mark the inode of a descriptor (of any kind, O_PATH too). OSError: its file system has no marks."""
-        sc.call("fanotify_mark", self._fd, _ADD, mask, sc.AT_FDCWD, f"/proc/self/fd/{fd}")
+        self._change(_ADD, fd, mask)
 
     def has(self, fd: int) -> bool:
         """True if the inode of a descriptor is marked. Marks keep no file system mounted, and go with it without an event.
         OSError."""
         try:  # no mark has this event, so nothing is taken from it
-            sc.call("fanotify_mark", self._fd, _REMOVE, _ACCESS, sc.AT_FDCWD, f"/proc/self/fd/{fd}")
+            self._change(_REMOVE, fd, _ACCESS)
         except FileNotFoundError:
             return False
         return True
 
-    def read(self) -> Told:
+    def read(self) -> InodeEvents:
         """All events that wait. An opening by this process itself is none."""
-        told, own = Told(), os.getpid()
-        while True:
-            try:
-                data = os.read(self._fd, _READ_BYTES)
-            except BlockingIOError:
-                return told
-            at = 0
-            while at < len(data):
-                length, _, _, head, mask, _, pid = _EVENT.unpack_from(data, at)
-                told.lost |= bool(mask & _OVERFLOW)
-                told.changed |= bool(mask & ~_OPEN)
-                told.names |= bool(mask & (_NAMES | _SELF_GONE))
-                if mask & _OPEN and pid != own:
-                    told.opened.add(data[at + head + _HANDLE_AT : at + length])
-                at += length
+        told, own = InodeEvents(), os.getpid()
+        for mask, pid, record in self._events():
+            told.lost |= bool(mask & _OVERFLOW)
+            told.changed |= bool(mask & ~_OPEN)
+            told.names |= bool(mask & (_NAMES | _SELF_GONE))
+            if mask & _OPEN and pid != own:
+                told.opened.add(record[_HANDLE_AT:])
+        return told
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,60 +132,43 @@ class Touch:
     lost: bool = False
 
 
-class NameMarks:
-    """A group of marks on directories that tells who changed which entry, until `close`. Events of two processes are
-    never one. OSError: the kernel gives none. Not thread-safe."""
+class NameMarks(_Marks):
+    """Marks on directories, which tell who changed which entry. Events of two processes are never one."""
 
     MASK = _MODIFY | _ATTRIB | _CLOSE_WRITE | _NAMES | _ONDIR | _ON_CHILD
-
-    def __init__(self) -> None:
-        flags = _CLOEXEC | _NONBLOCK | _REPORT_NAMES | _UNLIMITED_MARKS
-        self._fd = sc.call("fanotify_init", flags, os.O_RDONLY | os.O_CLOEXEC)
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-    def fileno(self) -> int:
-        return self._fd
+    _report = _REPORT_NAMES
 
     def add(self, fd: int) -> None:
         """Mark the directory of a descriptor. OSError: its file system has no marks."""
-        sc.call("fanotify_mark", self._fd, _ADD, self.MASK, sc.AT_FDCWD, f"/proc/self/fd/{fd}")
+        self._change(_ADD, fd, self.MASK)
 
     def read(self) -> Iterator[Touch]:
         """The events that wait, but those of this process."""
         own = os.getpid()
-        while True:
-            try:
-                data = os.read(self._fd, _READ_BYTES)
-            except BlockingIOError:
-                return
-            at = 0
-            while at < len(data):
-                length, _, _, head, mask, _, pid = _EVENT.unpack_from(data, at)
-                if mask & _OVERFLOW:
-                    yield Touch(0, b"", b"", False, False, lost=True)
-                elif pid != own and length > head and data[at + head] == _INFO_NAMED:
-                    begin = at + head + _HANDLE_AT
-                    size = int.from_bytes(data[begin : begin + 4], sys.byteorder)
-                    end = begin + 8 + size
-                    name = data[end : at + length].split(b"\0", 1)[0]
-                    name = b"" if name == b"." else name
-                    yield Touch(pid, data[begin:end], name, bool(mask & _NAMES), bool(mask & _ONDIR))
-                at += length
+        for mask, pid, record in self._events():
+            if mask & _OVERFLOW:
+                yield Touch(0, b"", b"", False, False, lost=True)
+            elif pid != own and record[:1] == bytes((_INFO_NAMED,)):
+                size = int.from_bytes(record[_HANDLE_AT : _HANDLE_AT + 4], sys.byteorder)
+                end = _HANDLE_AT + 8 + size
+                name = record[end:].split(b"\0", 1)[0]
+                name = b"" if name == b"." else name
+                yield Touch(pid, record[_HANDLE_AT:end], name, bool(mask & _NAMES), bool(mask & _ONDIR))
 
 
 def open_directory(root: int, handle: bytes) -> int:
     """Hold the directory of a handle, on the mount of `root` (O_PATH). OSError: it is gone."""
-    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-    return sc.call("open_by_handle_at", root, ctypes.create_string_buffer(handle, len(handle)), flags)
+    return _open(root, handle, os.O_PATH | os.O_DIRECTORY)
+
+
+def _open(root: int, handle: bytes, flags: int) -> int:
+    buffer = ctypes.create_string_buffer(handle, len(handle))
+    return sc.call("open_by_handle_at", root, buffer, flags | os.O_CLOEXEC)
 
 
 def is_local(fd: int) -> bool:
     """True for a file on a file system of a kind whose changes the kernel tells completely."""
-    facts = (ctypes.c_long * 32)()
-    sc.call("fstatfs", fd, facts)
-    return facts[0] in _LOCAL
+    return file_system_kind(fd) in _LOCAL
 
 
 def has_writer(fd: int) -> bool:
@@ -188,12 +192,7 @@ def has_writer(fd: int) -> bool:
 def open_handle(root: int, handle: bytes) -> int:
     """Open the file of a handle, on the mount of `root`, for reading. FileNotFoundError: it is gone. OSError."""
     try:
-        return sc.call(
-            "open_by_handle_at",
-            root,
-            ctypes.create_string_buffer(handle, len(handle)),
-            os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC,
-        )
+        return _open(root, handle, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as exc:
         if exc.errno == errno.ESTALE:
             raise FileNotFoundError(exc.errno, "the file is gone") from exc

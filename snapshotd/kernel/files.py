@@ -78,10 +78,8 @@ def open_deep(dir_fd: int, path: bytes, *, one_device: bool = False) -> int:
     for name in path.split(b"/"):
         if not name:
             continue
-        try:
+        with closing_fd(fd):
             deeper = open_dir(fd, name)
-        finally:
-            os.close(fd)
         fd = deeper
         if device is not None and os.fstat(fd).st_dev != device:
             os.close(fd)
@@ -122,15 +120,13 @@ def make_dirs(dir_fd: int, path: bytes, mode: int = 0o755) -> int:
         if name == b"..":
             os.close(fd)
             raise OSError(errno.EXDEV, "path leaves its tree", os.fsdecode(path))
-        try:
+        with closing_fd(fd):
             try:
                 os.mkdir(name, mode, dir_fd=fd)
                 give(name, 0, 0, dir_fd=fd, follow_symlinks=False)
             except FileExistsError:
                 pass  # open_dir below refuses anything but a directory
             deeper = open_dir(fd, name)
-        finally:
-            os.close(fd)
         fd = deeper
     return fd
 
@@ -308,13 +304,10 @@ def remove_tree(dir_fd: int, name: bytes | str, *, one_device: bool = False) -> 
 
 def _open_to_empty(dir_fd: int, name: bytes) -> int:
     """Open a directory that is to be removed. An ordinary user's own may forbid that, and what is needed next."""
-    held = os.open(name, DIR_FLAGS | os.O_PATH, dir_fd=dir_fd)
-    try:
+    with closing_fd(os.open(name, DIR_FLAGS | os.O_PATH, dir_fd=dir_fd)) as held:
         if not os.access(fd_path(held), os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
             os.chmod(fd_path(held), 0o700)
         return os.open(fd_path(held), DIR_FLAGS & ~os.O_NOFOLLOW)
-    finally:
-        os.close(held)
 
 
 def _check_device(fd: int, device: int | None) -> None:
@@ -385,11 +378,8 @@ def sync_filesystem(fd: int) -> None:
 
 def sync_dir(path: Path) -> None:
     """Make the names in a directory durable, one that is the daemon's own. OSError."""
-    fd = os.open(path, DIR_FLAGS)
-    try:
+    with closing_fd(os.open(path, DIR_FLAGS)) as fd:
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def create_file(path: Path, data: bytes) -> None:

@@ -10,7 +10,7 @@ import pwd
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from snapshotd.kernel import syscalls as sc
@@ -57,8 +57,7 @@ def acting_as(user: HostUser) -> Iterator[None]:
         yield
         return
     before = os.getgroups()
-    groups = array.array("I", user.groups)
-    sc.call("setgroups", len(groups), (ctypes.c_uint * len(groups)).from_buffer(groups) if groups else None)
+    _set_groups(user.groups)
     _own.acting = True
     try:
         _libc.setfsgid(user.gid)
@@ -69,6 +68,10 @@ def acting_as(user: HostUser) -> Iterator[None]:
     finally:
         _libc.setfsuid(os.geteuid())
         _libc.setfsgid(os.getegid())
-        old = array.array("I", before)
-        sc.call("setgroups", len(old), (ctypes.c_uint * len(old)).from_buffer(old) if old else None)
+        _set_groups(before)
         _own.acting = False
+
+
+def _set_groups(groups: Sequence[int]) -> None:
+    """The groups of this thread alone."""
+    sc.call("setgroups", len(groups), (ctypes.c_uint * len(groups))(*groups) if groups else None)

@@ -65,7 +65,7 @@ class Listening:
             first, self._open = self._open, False
             self._closing.set()
         if first:
-            self._cut()
+            self._stop_accepting()
             self._join()
             self._closed.set()
         else:
@@ -73,7 +73,7 @@ class Listening:
             self._join()  # one of them may be the thread that closed it
         return first
 
-    def _cut(self) -> None:
+    def _stop_accepting(self) -> None:
         try:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept() with EINVAL
         except OSError:

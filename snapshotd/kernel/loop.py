@@ -10,6 +10,8 @@ import stat
 import struct
 from pathlib import Path
 
+from snapshotd.kernel.files import closing_fd
+
 _CONTROL = "/dev/loop-control"
 _LOOP_CTL_GET_FREE = 0x4C82
 _LOOP_GET_STATUS64 = 0x4C05
@@ -25,7 +27,6 @@ def device_of(image: Path) -> str | None:
     By identity: the path that sysfs shows is one of the mount namespace that attached it, such as of a container that
     was killed. Its last part is the file's name everywhere, as long as the file is not renamed.
     """
-    st = os.stat(image)
     for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
         name = backing.parts[3]
         try:
@@ -33,8 +34,7 @@ def device_of(image: Path) -> str | None:
                 continue  # a foreign device is not opened: opening one delays its release
         except OSError:
             continue  # detached meanwhile
-        ensure_node(name)
-        if _file_behind(name) == (_encoded(st.st_dev), st.st_ino):
+        if _holds(name, image):
             return f"/dev/{name}"
     return None
 
@@ -45,10 +45,9 @@ def is_mounted_from(directory: Path, image: Path) -> bool:
     A device that was seen to hold a file may be detached, and given to another file, before it is mounted; a mounted one
     stays what it is.
     """
-    st, number = os.stat(image), os.stat(directory).st_dev
+    number = os.stat(directory).st_dev
     name = os.path.basename(os.readlink(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}"))
-    ensure_node(name)
-    return _file_behind(name) == (_encoded(st.st_dev), st.st_ino)
+    return _holds(name, image)
 
 
 def ensure_free_node() -> None:
@@ -58,11 +57,8 @@ def ensure_free_node() -> None:
     at its start. Another process may take the device before the caller does: then the caller's attempt fails and it
     tries again.
     """
-    control = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)) as control:
         number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
-    finally:
-        os.close(control)
     ensure_node(f"loop{number}")
 
 
@@ -75,25 +71,22 @@ def ensure_node(name: str) -> None:
         pass
 
 
-def _file_behind(name: str) -> tuple[int, int] | None:
+def _holds(name: str, image: Path) -> bool:
+    """True if the file of a loop device, whose node is made where it is missing, is `image`."""
+    ensure_node(name)
     try:
         fd = os.open(f"/dev/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError):
-        return None  # gone meanwhile; or of another container, whose devices we may not open
+        return False  # gone meanwhile; or of another container, whose devices we may not open
     try:
         status = fcntl.ioctl(fd, _LOOP_GET_STATUS64, b"\0" * _STATUS_BYTES)
     except OSError as exc:
         if exc.errno == errno.ENXIO:
-            return None  # detached meanwhile
+            return False  # detached meanwhile
         raise
     finally:
         os.close(fd)
-    device, inode = _STATUS.unpack_from(status)
-    return device, inode
-
-
-def _encoded(device: int) -> int:
-    """A device number as the kernel's huge_encode_dev writes it, which is how it comes here: the same as st_dev's in 64
-    bits."""
-    major, minor = os.major(device), os.minor(device)
-    return (minor & 0xFF) | (major << 8) | ((minor & ~0xFF) << 12)
+    st = os.stat(image)
+    major, minor = os.major(st.st_dev), os.minor(st.st_dev)
+    device = (minor & 0xFF) | (major << 8) | ((minor & ~0xFF) << 12)  # as the kernel's huge_encode_dev writes a number
+    return _STATUS.unpack_from(status) == (device, st.st_ino)

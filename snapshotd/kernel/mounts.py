@@ -9,12 +9,14 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from snapshotd.kernel import syscalls as sc
+from snapshotd.kernel.files import closing_fd
 from snapshotd.terms import number_of
 
 _REDIRECTS = ("redirect_dir", "on")
@@ -29,6 +31,8 @@ GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECONNREFUSED)
 _DESCRIPTORS = "/proc/thread-self/fd"
 _OPTIONS_BYTES = 4096
 _OVERLAY_NEEDS_BYTES = 1 << 20
+"""Free space with which no file system refuses a directory and an attribute: XFS reserves some hundred blocks for
+them."""
 _WITH_OWN_FSID = (0xEF53, 0x9123683E)
 """ext2 to ext4, Btrfs (linux/magic.h): ext4_statfs, btrfs_statfs."""
 _XFS, _XFS_IOC_FSGEOMETRY_V1, _XFS_GEOMETRY_BYTES = 0x58465342, 0x80705864, 112
@@ -46,8 +50,6 @@ _OF_THE_KERNEL = (
     0x6E736673,
 )
 """proc, sysfs, cgroup, cgroup2, debugfs, tracefs, securityfs, bpf, devpts, nsfs (linux/magic.h)."""
-"""Free space with which no file system refuses a directory and an attribute: XFS reserves some hundred blocks for
-them."""
 
 
 class LayerNaming(StrEnum):
@@ -87,8 +89,7 @@ def overlay(
 
 
 def _by_parameters(lower_fds: Sequence[int], upper_fd: int, work_fd: int, naming: LayerNaming, user_marks: bool) -> int:
-    fs = sc.call("fsopen", "overlay", sc.FSOPEN_CLOEXEC)
-    try:
+    with closing_fd(sc.call("fsopen", "overlay", sc.FSOPEN_CLOEXEC)) as fs:
         layers = [("lowerdir+", fd) for fd in lower_fds]
         for key, fd in (*layers, ("upperdir", upper_fd), ("workdir", work_fd)):
             if naming is LayerNaming.DESCRIPTOR:
@@ -101,8 +102,6 @@ def _by_parameters(lower_fds: Sequence[int], upper_fd: int, work_fd: int, naming
             sc.call("fsconfig", fs, sc.FSCONFIG_SET_FLAG, flag, None, 0)
         sc.call("fsconfig", fs, sc.FSCONFIG_CMD_CREATE, None, None, 0)
         return sc.call("fsmount", fs, sc.FSMOUNT_CLOEXEC, sc.MOUNT_ATTR_NODEV | sc.MOUNT_ATTR_NOATIME)
-    finally:
-        os.close(fs)
 
 
 def _by_options(lower_fds: Sequence[int], upper_fd: int, work_fd: int, user_marks: bool) -> int:
@@ -138,16 +137,24 @@ def _check_whole(mount: int, upper_fd: int) -> None:
         raise OSError(errno.ENOSPC, "overlay: no space for its work directory")
 
 
-def clone(dir_fd: int, path: bytes | str = b"", *, recursive: bool = False) -> int:
-    """A detached copy of the mount at `path` below `dir_fd` (the directory itself if empty). Returns its descriptor."""
+def clone(
+    dir_fd: int, path: bytes | str = b"", *, recursive: bool = False, attributes: int = 0, userns_fd: int = 0
+) -> int:
+    """A detached copy of the mount at `path` below `dir_fd` (the directory itself if empty), with these attributes of
+    mount_setattr(2). Returns its descriptor."""
     flags = sc.OPEN_TREE_CLONE | sc.OPEN_TREE_CLOEXEC | (sc.AT_RECURSIVE if recursive else 0)
-    return sc.call("open_tree", dir_fd, path, flags | (0 if path else sc.AT_EMPTY_PATH))
+    fd = sc.call("open_tree", dir_fd, path, flags | (0 if path else sc.AT_EMPTY_PATH))
+    try:
+        if attributes:
+            _set_attributes(fd, b"", sc.AT_EMPTY_PATH, sc.MountAttr(attributes, 0, 0, userns_fd))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
-def set_attributes(mount_fd: int, *, attr_set: int = 0, attr_clr: int = 0, userns_fd: int = 0) -> None:
-    """mount_setattr(2) on the mount that `mount_fd` is the root of. Raises OSError (EBUSY: open for writing)."""
-    attr = sc.MountAttr(attr_set, attr_clr, 0, userns_fd)
-    sc.call("mount_setattr", mount_fd, b"", sc.AT_EMPTY_PATH, ctypes.byref(attr), ctypes.sizeof(attr))
+def _set_attributes(mount_fd: int, path: bytes, flags: int, attr: sc.MountAttr) -> None:
+    sc.call("mount_setattr", mount_fd, path, flags, ctypes.byref(attr), ctypes.sizeof(attr))
 
 
 def id_mapped_clone(dir_fd: int, userns_fd: int) -> int:
@@ -155,25 +162,13 @@ def id_mapped_clone(dir_fd: int, userns_fd: int) -> int:
 
     Upper and work must come from one clone of their parent, or overlayfs refuses them.
     """
-    fd = clone(dir_fd)
-    try:
-        set_attributes(fd, attr_set=sc.MOUNT_ATTR_IDMAP, userns_fd=userns_fd)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    return clone(dir_fd, attributes=sc.MOUNT_ATTR_IDMAP, userns_fd=userns_fd)
 
 
 def read_only_file(file_fd: int) -> int:
     """A detached mount of one file (O_PATH), read-only, nosuid, nodev and noexec. Returns its descriptor."""
-    fd = clone(file_fd)
-    try:
-        strict = sc.MOUNT_ATTR_RDONLY | sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV | sc.MOUNT_ATTR_NOEXEC
-        set_attributes(fd, attr_set=strict)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    strict = sc.MOUNT_ATTR_RDONLY | sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV | sc.MOUNT_ATTR_NOEXEC
+    return clone(file_fd, attributes=strict)
 
 
 def seal_here() -> None:
@@ -182,14 +177,12 @@ def seal_here() -> None:
     Raises OSError EBUSY while any file is open for writing through it, shared writable mappings included; then nothing
     changed.
     """
-    attr = sc.MountAttr(sc.MOUNT_ATTR_RDONLY, 0, 0, 0)
-    sc.call("mount_setattr", sc.AT_FDCWD, b"/", 0, ctypes.byref(attr), ctypes.sizeof(attr))
+    _set_attributes(sc.AT_FDCWD, b"/", 0, sc.MountAttr(sc.MOUNT_ATTR_RDONLY, 0, 0, 0))
 
 
 def unseal_here() -> None:
     """Undo `seal_here`, for the case that a later step of the pivot failed."""
-    attr = sc.MountAttr(0, sc.MOUNT_ATTR_RDONLY, 0, 0)
-    sc.call("mount_setattr", sc.AT_FDCWD, b"/", 0, ctypes.byref(attr), ctypes.sizeof(attr))
+    _set_attributes(sc.AT_FDCWD, b"/", 0, sc.MountAttr(0, sc.MOUNT_ATTR_RDONLY, 0, 0))
 
 
 def attach(mount_fd: int, target_fd: int) -> None:
@@ -217,7 +210,6 @@ class MountPoint:
     """One line of mountinfo: `point` is relative to the reading process's root, raw bytes, octal escapes undone."""
 
     mount_id: int
-    parent_id: int
     device: str
     root: bytes
     """The directory of the file system that is mounted; of cgroups, as this process's cgroup namespace names it."""
@@ -237,17 +229,7 @@ class Layout:
 
 
 def _unescape(field: bytes) -> bytes:
-    if b"\\" not in field:
-        return field
-    out, i = bytearray(), 0
-    while i < len(field):
-        if field[i : i + 1] == b"\\" and i + 3 < len(field) + 1:
-            out.append(int(field[i + 1 : i + 4], 8))
-            i += 4
-        else:
-            out.append(field[i])
-            i += 1
-    return bytes(out)
+    return re.sub(rb"\\([0-3][0-7]{2})", lambda found: bytes((int(found[1], 8),)), field)
 
 
 def mount_id(fd: int) -> int:
@@ -272,9 +254,7 @@ def file_system_id(fd: int) -> str | None:
     of the device on XFS, FAT and others, so XFS is asked in its own way. An overlay passes on what its upper layer
     says, unless it has an identifier of its own, and NFS and FUSE say nothing. A tmpfs is gone with its mount.
     """
-    facts = (ctypes.c_long * 32)()
-    sc.call("fstatfs", fd, facts)
-    kind = facts[0] & 0xFFFFFFFF
+    kind = file_system_kind(fd)
     if kind in _WITH_OWN_FSID:
         return f"{os.fstatvfs(fd).f_fsid:x}"
     if kind != _XFS:
@@ -289,9 +269,14 @@ def file_system_id(fd: int) -> str | None:
 
 def holds_no_files(fd: int) -> bool:
     """True for a descriptor on a file system in which the kernel shows its own state, and processes theirs."""
+    return file_system_kind(fd) in _OF_THE_KERNEL
+
+
+def file_system_kind(fd: int) -> int:
+    """The kernel's number for the kind of file system that a descriptor is on (statfs(2), `f_type`)."""
     facts = (ctypes.c_long * 32)()
     sc.call("fstatfs", fd, facts)
-    return facts[0] & 0xFFFFFFFF in _OF_THE_KERNEL
+    return int(facts[0] & 0xFFFFFFFF)
 
 
 def layout(pid: int) -> Layout:
@@ -316,18 +301,9 @@ def read_mountinfo(pid: int | str = "self") -> list[MountPoint]:
     with open(f"/proc/{pid}/mountinfo", "rb") as f:
         for line in f:
             left, _, right = line.partition(b" - ")
-            fields, tail = left.split(b" "), right.rstrip(b"\n").split(b" ")
-            options = tail[2] if len(tail) > 2 else b""
-            result.append(
-                MountPoint(
-                    int(fields[0]),
-                    int(fields[1]),
-                    fields[2].decode(),
-                    _unescape(fields[3]),
-                    _unescape(fields[4]),
-                    tail[0].decode(),
-                    _unescape(tail[1]),
-                    options,
-                )
-            )
+            number, _, device, root, point, *_ = left.split(b" ")
+            fs_type, source, *options = right.rstrip(b"\n").split(b" ")
+            text = b"".join(options[:1])
+            place = device.decode(), _unescape(root), _unescape(point)
+            result.append(MountPoint(int(number), *place, fs_type.decode(), _unescape(source), text))
     return result

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from snapshotd.kernel import rootless
 from snapshotd.kernel import syscalls as sc
+from snapshotd.kernel.files import closing_fd, identity_of
 from snapshotd.types import IdMap
 
 T = TypeVar("T")
@@ -28,13 +29,17 @@ def in_mount_namespace(ns_fd: int, action: Callable[[], T]) -> T:
     The thread's root and working directory are the namespace's root. Errors of `action` are raised here.
     Cost: about 0.1 ms for the thread.
     """
+    return _inside("mount-namespace", ns_fd, sc.CLONE_NEWNS, action)
 
-    def joined() -> T:
-        sc.call("unshare", sc.CLONE_FS)  # a thread that shares its root with others may not join a mount namespace
-        sc.call("setns", ns_fd, sc.CLONE_NEWNS)
+
+def _inside(name: str, ns_fd: int, kind: int, action: Callable[[], T]) -> T:
+    def enter() -> T:
+        if kind == sc.CLONE_NEWNS:
+            sc.call("unshare", sc.CLONE_FS)  # a thread that shares its root with others may not join a mount namespace
+        sc.call("setns", ns_fd, kind)
         return action()
 
-    return apart("mount-namespace", joined)
+    return apart(name, enter)
 
 
 def as_seen_by(pid: int, action: Callable[[], T]) -> T:
@@ -53,16 +58,13 @@ def as_seen_by(pid: int, action: Callable[[], T]) -> T:
             raise
     if ns_fd is None:
         return action()
-    try:
+    with closing_fd(ns_fd):
         return in_mount_namespace(ns_fd, action)
-    finally:
-        os.close(ns_fd)
 
 
 def mount_namespace_of(pid: int) -> tuple[int, int]:
     """The name of a process's mount namespace, valid while the namespace exists. OSError when the process is gone."""
-    found = os.stat(f"/proc/{pid}/ns/mnt")
-    return found.st_dev, found.st_ino
+    return identity_of(os.stat(f"/proc/{pid}/ns/mnt"))
 
 
 def in_known_mount_namespace(namespace: tuple[int, int], action: Callable[[], T]) -> T:
@@ -79,58 +81,39 @@ def in_known_mount_namespace(namespace: tuple[int, int], action: Callable[[], T]
                 fd = os.open(f"/proc/{entry}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 continue  # it has ended meanwhile, or is a kernel thread
-            try:
-                found = os.fstat(fd)
-                if (found.st_dev, found.st_ino) == namespace:
+            with closing_fd(fd):
+                if identity_of(os.fstat(fd)) == namespace:
                     return in_mount_namespace(fd, action)
-            finally:
-                os.close(fd)
     raise ProcessLookupError(errno.ESRCH, "no process is left in the mount namespace")
 
 
 def in_network_namespace(pid: int, action: Callable[[], T]) -> T:
     """Run `action` in a thread of its own that has joined the network namespace of a process: sockets it makes belong
     there for good. Errors of `action` are raised here; OSError when the process is gone."""
-    ns_fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)) as ns_fd:
         return in_open_network_namespace(ns_fd, action)
-    finally:
-        os.close(ns_fd)
 
 
 def in_open_network_namespace(ns_fd: int, action: Callable[[], T]) -> T:
-    """As `in_network_namespace`, of a descriptor."""
-
-    def joined() -> T:
-        sc.call("setns", ns_fd, sc.CLONE_NEWNET)
-        return action()
-
-    return apart("network-namespace", joined)
+    """As `in_network_namespace`, for the network namespace of a descriptor."""
+    return _inside("network-namespace", ns_fd, sc.CLONE_NEWNET, action)
 
 
 def new_network_namespace() -> int:
     """A descriptor of a network namespace without anything in it, which belongs to this process's user namespace and
     lives as long as the descriptor, or a socket made in it. OSError."""
 
-    def made() -> int:
+    def make() -> int:
         sc.call("unshare", sc.CLONE_NEWNET)
         return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
-    return apart("network-namespace", made)
+    return apart("network-namespace", make)
 
 
 def set_hostname(pid: int, hostname: str) -> None:
     """Set the hostname in the UTS namespace of a process. OSError when the process is gone."""
-    ns_fd = os.open(f"/proc/{pid}/ns/uts", os.O_RDONLY | os.O_CLOEXEC)
-
-    def joined() -> None:
-        sc.call("setns", ns_fd, sc.CLONE_NEWUTS)
-        socket.sethostname(hostname)
-
-    try:
-        apart("uts-namespace", joined)
-    finally:
-        os.close(ns_fd)
+    with closing_fd(os.open(f"/proc/{pid}/ns/uts", os.O_RDONLY | os.O_CLOEXEC)) as ns_fd:
+        _inside("uts-namespace", ns_fd, sc.CLONE_NEWUTS, lambda: socket.sethostname(hostname))
 
 
 def apart(name: str, action: Callable[[], T]) -> T:
@@ -154,8 +137,6 @@ def apart(name: str, action: Callable[[], T]) -> T:
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
 _mappings: dict[IdMap, int] = {}
 _mappings_lock = threading.Lock()
 
@@ -199,8 +180,8 @@ def _user_namespace(extents: str) -> int:
         os.close(ready_w)
         said = os.read(ready_r, 1)
         if said != b"\0":
-            raise refused(said[0] if said else errno.EPERM)
-        return mapped(pid, extents)
+            raise user_namespace_error(said[0] if said else errno.EPERM)
+        return map_and_open(pid, extents)
     finally:
         os.close(ready_r)
         os.kill(pid, signal.SIGKILL)
@@ -214,15 +195,14 @@ def write_map(pid: int, extents: str) -> None:
             f.write(extents)
 
 
-def mapped(pid: int, extents: str) -> int:
-    """A file descriptor of the new user namespace in which the process is, given its map of user and group ids.
-    OSError."""
+def map_and_open(pid: int, extents: str) -> int:
+    """Give the new user namespace in which the process is its map of user and group ids, and open it. OSError."""
     write_map(pid, extents)
     return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def refused(number: int) -> OSError:
-    """The reason why there is no user namespace."""
+def user_namespace_error(number: int) -> OSError:
+    """The error for a user namespace that the kernel did not make, from its errno."""
     return OSError(
         number, f"a user namespace cannot be made: {os.strerror(number)} (`sysctl user.max_user_namespaces`)"
     )

@@ -143,15 +143,11 @@ def started_by(command: int, pids: Iterable[int], mark: str = "") -> set[int]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             fields = stat_fields(pid)
             parents[pid] = int(fields[1])
-            if int(fields[3]) == command or (mark and _is_marked(pid, mark)):
+            if int(fields[3]) == command or (mark and variable_of(pid, MARK) == mark):
                 found.add(pid)
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
     return found & known
-
-
-def _is_marked(pid: int, mark: str) -> bool:
-    return variable_of(pid, MARK) == mark
 
 
 def variable_of(pid: int, name: str) -> str:

@@ -37,7 +37,7 @@ class Used:
     inodes: int
 
 
-def enforced(fd: int) -> bool:
+def enforces_limits(fd: int) -> bool:
     """True if the file system enforces project limits."""
     state = ctypes.create_string_buffer(b"\1", _STATV_BYTES)  # the answer's version
     try:
@@ -53,7 +53,7 @@ def join(fd: int, project: int) -> None:
     fcntl.ioctl(fd, _FS_IOC_FSSETXATTR, _FSXATTR.pack(flags | _PROJINHERIT, size, extents, project, cow, rest))
 
 
-def used(fd: int, project: int) -> Used:
+def read_use(fd: int, project: int) -> Used:
     """The disk use of a project on the file system that holds `fd`. OSError."""
     answer = ctypes.create_string_buffer(_DISK_QUOTA.size)
     try:

@@ -24,7 +24,6 @@ import os
 import pwd
 import shutil
 import stat
-import struct
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +40,6 @@ _FIRST_SPARE = 100_000
 _NS_GET_PARENT = 0xB702
 """ioctl_ns(2)."""
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 47, 2
-_CAPABILITIES_VERSION = 0x20080522
 _HELPER_TIMEOUT_S = 30
 _RESTRICTION = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
 
@@ -89,7 +87,7 @@ def capabilities() -> str:
         return next(line.split()[1] for line in f if line.startswith("CapEff:"))
 
 
-def no_range() -> str | None:
+def range_problem() -> str | None:
     """None if the user's range of ids can be mapped; else the reason, and what to do."""
     for program in ("newuidmap", "newgidmap"):
         if shutil.which(program) is None:
@@ -102,9 +100,9 @@ def no_range() -> str | None:
     return None
 
 
-def shared_range() -> str | None:
-    """None if the ids of the user's range are no other user's; else the reason, and what to do. There is a range
-    (`no_range`)."""
+def range_sharing_problem() -> str | None:
+    """None if the ids of the user's range are no other user's; else the reason, and what to do. The user has a range
+    (`range_problem` is None)."""
     user, (uids, gids) = _user_name(), map(_range_in, _RANGE_FILES)
     for file, own in zip(_RANGE_FILES, (uids, gids), strict=True):
         others = [f"{name} {given}" for name, given in _ranges(file) if name not in _own_names() and given.meets(own)]
@@ -143,10 +141,10 @@ def leave_rights() -> None:
     user, group = _outside("uid_map", os.geteuid()), _outside("gid_map", os.getegid())
     _unshare()
     _map_alone(user, group)
-    sc.call("capset", struct.pack("Ii", _CAPABILITIES_VERSION, 0), bytes(24))
+    sc.set_capabilities(0, 0, 0)
 
 
-def not_own(directory: Path, *, make: bool) -> str | None:
+def ownership_problem(directory: Path, *, make: bool) -> str | None:
     """None if this user has a directory that only they can enter, which is made where it is missing; else one sentence with
     the reason and the fix. Without `make` nothing is changed."""
     fix = "see that /run can be written to" if is_root() else "set XDG_RUNTIME_DIR to a directory of this user's own"
@@ -193,7 +191,7 @@ def as_its_root() -> tuple[str, ...]:
 
 
 def _enter_new(ids: int) -> None:
-    uid, gid, missing = os.geteuid(), os.getegid(), no_range()
+    uid, gid, missing = os.geteuid(), os.getegid(), range_problem()
     if ids > 1 and missing is not None:
         raise OSError(
             errno.EPERM, f"files of this state directory have ids of a range that there is no more ({missing})"
@@ -333,11 +331,9 @@ def _user_name() -> str:
 def _keep_capabilities() -> None:
     """Let programs that this process starts have its capabilities, whatever its user id (capabilities(7), ambient)."""
     libc = ctypes.CDLL(None, use_errno=True)
-    header = struct.pack("Ii", _CAPABILITIES_VERSION, 0)
     with open("/proc/self/status") as f:
         permitted = next(int(line.split()[1], 16) for line in f if line.startswith("CapPrm:"))
-    low, high = (struct.pack("III", *[permitted >> shift & 0xFFFFFFFF] * 3) for shift in (0, 32))
-    sc.call("capset", header, low + high)
+    sc.set_capabilities(permitted, permitted, permitted)
     for number in range(permitted.bit_length()):
         if permitted >> number & 1:
             libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, number, 0, 0)

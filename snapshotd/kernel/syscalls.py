@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -82,7 +83,6 @@ CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWNS = 0x20000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWUTS = 0x04000000
-CLONE_NEWUSER = 0x10000000
 CLONE_NEWNET = 0x40000000
 MNT_DETACH = 2
 MS_REC, MS_SLAVE, MS_BIND, MS_REMOUNT, MS_RDONLY = 0x4000, 1 << 19, 0x1000, 0x20, 1
@@ -101,6 +101,7 @@ RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2
 STATX_BTIME, STATX_MNT_ID = 0x800, 0x1000
 KEYCTL_JOIN_SESSION_KEYRING = 1
+_CAPABILITIES_VERSION = 0x20080522
 
 
 class MountAttr(ctypes.Structure):
@@ -155,6 +156,13 @@ def prctl(option: int, value: int) -> None:
     if function(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
         err = ctypes.get_errno()
         raise OSError(err, f"prctl({option}): {os.strerror(err)}")
+
+
+def set_capabilities(effective: int, permitted: int, inheritable: int) -> None:
+    """capset(2) for this thread: three sets of bits. Raises OSError."""
+    header, sets = struct.pack("Ii", _CAPABILITIES_VERSION, 0), (effective, permitted, inheritable)
+    low, high = (struct.pack("III", *(bits >> shift & 0xFFFFFFFF for bits in sets)) for shift in (0, 32))
+    call("capset", header, low + high)
 
 
 PR_SET_CHILD_SUBREAPER = 36

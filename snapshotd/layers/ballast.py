@@ -144,10 +144,8 @@ class Ballast:
             fd = os.open(SPARE, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
         except FileExistsError:
             return
-        try:
+        with files.closing_fd(fd):
             os.posix_fallocate(fd, 0, SPARE_BYTES)
-        finally:
-            os.close(fd)
 
     def _grow(self, count: int) -> bool:
         """Take free space into the ballast and give it back to the disk."""

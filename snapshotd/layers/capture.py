@@ -208,7 +208,7 @@ class Copier:
                 if tolerant:
                     continue
                 raise
-            try:
+            with files.closing_fd(fd):
                 with os.scandir(fd) as entries:
                     found = [os.fsencode(entry.name) for entry in entries]
                 for name in found:
@@ -228,8 +228,6 @@ class Copier:
                     if stat.S_ISDIR(st.st_mode):
                         pending.append(child)
                     yield child, st, st.st_ctime_ns < tick
-            finally:
-                os.close(fd)
 
     def _one(self, path: bytes, st: os.stat_result, before: Seen, *, force: bool) -> None:
         signature = signature_of(st)

@@ -24,7 +24,7 @@ class DiskLimits:
 
     def __init__(self, fd: int, sizes: LayerSizes) -> None:
         self._fd, self._sizes = fd, sizes
-        self.enforced = quota.enforced(fd)
+        self.enforced = quota.enforces_limits(fd)
         """The file system keeps the limits of live uppers."""
         self._project = _FIRST_PROJECT
         self._lock = threading.Lock()
@@ -57,7 +57,7 @@ class DiskLimits:
     def _new_project(self, room: quota.Used) -> int:
         """A project that no file has, limited to `room`. Ids of an earlier daemon's layers are passed over. OSError."""
         with self._lock:
-            while quota.used(self._fd, self._project).inodes:
+            while quota.read_use(self._fd, self._project).inodes:
                 self._project += 1
             self._project += 1
             project = self._project - 1

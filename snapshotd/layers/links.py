@@ -120,10 +120,8 @@ def _lstat(root_fd: int, path: bytes) -> os.stat_result | None:
         if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
             return None
         raise
-    try:
+    with files.closing_fd(fd):
         return os.fstat(fd)
-    finally:
-        os.close(fd)
 
 
 def _one_file(parent: View, first: bytes, other: bytes) -> bool:

@@ -304,13 +304,11 @@ def _cover_machine_id(new_root: int, tree: int) -> int:
         if exc.errno not in _MOVED:
             raise
         return -1
-    try:
+    with files.closing_fd(spot):
         if not stat.S_ISREG(os.fstat(spot).st_mode):
             return -1
         mounts.attach(tree, spot)
         return mounts.mount_id(tree)
-    finally:
-        os.close(spot)
 
 
 def _attach_on_proc(new_root: int) -> None:
@@ -328,13 +326,11 @@ def _hang(new_root: int, point: bytes, tree: int, owner: int) -> None:
             spot = files.open_beneath(new_root, relative, os.O_PATH | os.O_NOFOLLOW)
         except FileNotFoundError:
             spot = _make_spot(new_root, relative, owner, is_dir=is_dir)
-        try:
+        with files.closing_fd(spot):
             mode = os.fstat(spot).st_mode
             if point in CONVENIENCES and not stat.S_ISREG(mode):
                 return  # an image whose /etc/resolv.conf is a link keeps its own
             mounts.attach(tree, spot)
-        finally:
-            os.close(spot)
     except OSError as exc:
         if exc.errno in NO_ROOM:
             raise

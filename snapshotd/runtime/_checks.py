@@ -53,7 +53,7 @@ def check_share_dir(spec: ContainerSpec) -> None:
     (spec.run_dir / "share").mkdir(mode=0o755, exist_ok=True)
 
 
-def found_container(container_id: ContainerID, pid: int) -> Container | None:
+def find_container(container_id: ContainerID, pid: int) -> Container | None:
     """A container that an earlier daemon made, by its init; None: that has ended."""
     try:
         return Container(container_id, pid, id_map_of(pid))

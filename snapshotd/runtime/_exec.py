@@ -54,7 +54,7 @@ class RuncContainer:
         return [*program, "--root", str(self.state_dir), "--log", str(log), "--log-format", "json", *args]
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """True if runc has state of the container: it was made and not removed."""
         return (self.state_dir / self.name / "state.json").exists()
 
@@ -105,8 +105,8 @@ class ContainerCommands:
             raise SandboxFailed(f"container {short(container.id)} is gone: {exc}") from exc
         return process
 
-    def ready(self, container: Container, known_as: RuncContainer) -> None:
-        """`Runtime.ready`."""
+    def prepare(self, container: Container, known_as: RuncContainer) -> None:
+        """`Runtime.prepare`."""
         become_subreaper()
         try:
             with CHILDREN.starting():
@@ -203,7 +203,7 @@ def _refusal(order: _Order, log: Path, code: int | None) -> SnapshotdError:
     name, reason = short(order.container.id), failure.log_reason(log)
     if code is None:
         return SandboxFailed(f"runc could not enter container {name} within {_START_DEADLINE_S:.0f} s; stop it")
-    if not os.path.exists(f"/proc/{order.container.pid}/ns/mnt") or not order.known_as.known:
+    if not os.path.exists(f"/proc/{order.container.pid}/ns/mnt") or not order.known_as.is_known:
         return SandboxFailed(f"container {name} is gone: {reason}")
     return failure.command_failure(reason, order.spec.argv[0], order.spec.cwd)
 

@@ -97,15 +97,12 @@ def bundle(spec: ContainerSpec, id_map: IdMap | None, placement: Placement) -> d
 
 def process(spec: ExecSpec) -> dict[str, Any]:
     """The `process` object of one command, complete: nothing is taken from the container's own."""
-    held = (
-        list(CAPABILITIES) if spec.user == 0 else []
-    )  # otherwise an unprivileged user could run programs that only root may reach: execve runs as us
-    console = (
-        {} if spec.terminal is None else {"consoleSize": dict(zip(("height", "width"), spec.terminal, strict=True))}
-    )
+    # None for other users: they could run programs that only root may reach, since execve runs as us.
+    held = list(CAPABILITIES) if spec.user == 0 else []
+    console = {} if spec.terminal is None else dict(zip(("height", "width"), spec.terminal, strict=True))
     return {
         "terminal": spec.terminal is not None,
-        **console,
+        **({"consoleSize": console} if console else {}),
         "user": {"uid": spec.user, "gid": spec.group, "additionalGids": list(spec.groups)},
         "args": list(spec.argv),
         "env": [f"{name}={value}" for name, value in spec.env.items()],

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import syscalls as sc
+from snapshotd.kernel.files import closing_fd
 from snapshotd.kernel.holding.attempts import attempts
 from snapshotd.kernel.processes import descendants, never_executed, start_time, stat_fields, wait_status
 from snapshotd.runtime.base import Process
@@ -56,8 +57,7 @@ def run_bounded(
     its children along. Raises OSError when the program is missing.
     """
     child = subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr)
-    pidfd = os.pidfd_open(child.pid)
-    try:
+    with closing_fd(os.pidfd_open(child.pid)) as pidfd:
         if poll_fd(pidfd, timeout_s):
             return child.wait()
         helpers = descendants(child.pid)
@@ -66,8 +66,6 @@ def run_bounded(
         for pid in helpers:
             kill_and_reap(pid)
         return None
-    finally:
-        os.close(pidfd)
 
 
 def kill_and_reap(pid: int, started: int | None = None) -> None:
@@ -176,7 +174,7 @@ class StartedCommand(Process):
         """The exit code of the command, which has ended; None: it is lost."""
 
     @property
-    def reaped(self) -> bool:
+    def is_reaped(self) -> bool:
         """True if nothing is left to wait for."""
         return self._exit_code is not None or self._lost
 
@@ -219,14 +217,14 @@ class Children:
         """Remember a command; forget ended ones."""
         with self._lock:
             known = self._of.setdefault(container_id, [])
-            known[:] = [p for p in known if not _ended(p)]
+            known[:] = [p for p in known if not _has_ended(p)]
             known.append(process)
 
     def reap_all(self, container_id: ContainerID) -> bool:
         """Reap the commands of a container that have ended; False when some still run. Exit codes stay with the holders
         of the commands."""
         with self._lock:
-            left = [p for p in self._of.pop(container_id, []) if not _ended(p)]
+            left = [p for p in self._of.pop(container_id, []) if not _has_ended(p)]
             if left:
                 self._of[container_id] = left
             return not left
@@ -280,22 +278,22 @@ def _unknown_zombies() -> Iterator[tuple[int, bool, bytes]]:
                 if fields[0] != b"Z":
                     continue
                 is_stage = never_executed(fields) and name.startswith(b"runc:[")
-                if is_stage or _entered_sandbox(pid):
+                if is_stage or _is_in_sandbox(pid):
                     yield pid, not name.startswith(b"runc:[1:") or not is_stage, fields[19]
             except OSError:
                 continue  # reaped meanwhile
 
 
-def _entered_sandbox(pid: int) -> bool:
+def _is_in_sandbox(pid: int) -> bool:
     """True for a process of a pid namespace below this one, other than the namespace's first."""
     status = Path(f"/proc/{pid}/status").read_bytes()
     numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith(b"NSpid:")), [])
     return len(numbers) > 1 and numbers[-1] != b"1"
 
 
-def _ended(process: StartedCommand) -> bool:
+def _has_ended(process: StartedCommand) -> bool:
     try:
-        return process.reaped or process.wait(0) is not None
+        return process.is_reaped or process.wait(0) is not None
     except SandboxFailed:
         return True  # the exit code is lost; the waiting thread gets that answer
 

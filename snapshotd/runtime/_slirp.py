@@ -15,6 +15,7 @@ import subprocess
 from pathlib import Path
 
 from snapshotd.errors import SandboxFailed, Unsupported
+from snapshotd.kernel.files import closing_fd
 from snapshotd.kernel.processes import start_time
 from snapshotd.runtime import failure
 from snapshotd.runtime._process import kill_and_reap, poll_fd
@@ -54,7 +55,7 @@ def start(directory: Path, pid: int, *, user_namespace: bool) -> None:
     if user_namespace:
         argv.append(f"--userns-path=/proc/{pid}/ns/user")
     ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
-    try:
+    with closing_fd(ready_w):
         argv += [f"--ready-fd={ready_w}", f"/proc/{pid}/ns/net", _DEVICE]
         with open(directory / "slirp.log", "wb") as log:
             child = subprocess.Popen(
@@ -67,16 +68,12 @@ def start(directory: Path, pid: int, *, user_namespace: bool) -> None:
                 start_new_session=True,
             )
         (directory / "slirp.pid").write_text(f"{child.pid} {start_time(child.pid)}")
-    finally:
-        os.close(ready_w)
-    try:
+    with closing_fd(ready_r):
         if not poll_fd(ready_r, _READY_DEADLINE_S) or os.read(ready_r, 1) != b"1":
             child.kill()
             child.wait()
             reason = failure.shorten((directory / "slirp.log").read_text("utf-8", "replace")) or "it gave no reason"
             raise SandboxFailed(f"the sandbox's network could not be set up by slirp4netns: {reason}")
-    finally:
-        os.close(ready_r)
     # The Popen object has no further use: `stop` works by process id, after a restart of the daemon as well.
     child.returncode = 0
 
@@ -85,12 +82,12 @@ def stop(directory: Path, pid: int | None) -> None:
     """End the container's slirp4netns. Not an error when there is none. `pid` is the container's init, if known."""
     if not (directory / "slirp.log").exists():
         return  # never started
-    found = _recorded(directory) or _by_command_line(pid)
+    found = _read_record(directory) or _find_by_command_line(pid)
     if found is not None:
         kill_and_reap(*found)
 
 
-def _recorded(directory: Path) -> tuple[int, int] | None:
+def _read_record(directory: Path) -> tuple[int, int] | None:
     try:
         pid, started = (directory / "slirp.pid").read_text().split()
         return int(pid), int(started)
@@ -98,7 +95,7 @@ def _recorded(directory: Path) -> tuple[int, int] | None:
         return None  # the daemon died in the moment between start and record
 
 
-def _by_command_line(pid: int | None) -> tuple[int, int] | None:
+def _find_by_command_line(pid: int | None) -> tuple[int, int] | None:
     argument = f"/proc/{pid}/ns/net".encode()
     for name in os.listdir("/proc") if pid is not None else ():
         try:

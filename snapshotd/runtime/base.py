@@ -168,7 +168,7 @@ class Keeper(Protocol):
     def hold(self, key: str, fd: int) -> None:
         """Hold a duplicate of a descriptor, in place of an earlier one under the key."""
 
-    def held(self, key: str) -> int | None:
+    def open_held(self, key: str) -> int | None:
         """A duplicate of the descriptor held under a key, close-on-exec, for the caller to close. None when there is
         none."""
 
@@ -261,7 +261,7 @@ class Runtime(ABC):
     def close(self) -> None:  # noqa: B027 - a driver may hold nothing
         """Let go of what starts commands. Containers stay. Idempotent."""
 
-    def ready(self, container: Container) -> None:  # noqa: B027 - a driver may have nothing to do
+    def prepare(self, container: Container) -> None:  # noqa: B027 - a driver may have nothing to do
         """Best effort: do ahead what the container's first command would wait for. Never raises for the container."""
 
     def log(self, container: Container, data: bytes) -> None:  # noqa: B027 - a driver without logs has nothing to do

@@ -30,11 +30,12 @@ import requests.exceptions
 
 from snapshotd.egress.resolver import RESOLV_CONF, write_resolver
 from snapshotd.errors import SandboxFailed, Unsupported
+from snapshotd.kernel.files import closing_fd
 from snapshotd.kernel.holding import cgroup
 from snapshotd.kernel.holding.attempts import attempts
 from snapshotd.kernel.namespaces import set_hostname
 from snapshotd.runtime import failure
-from snapshotd.runtime._checks import check_share_dir, found_container, id_map_of
+from snapshotd.runtime._checks import check_share_dir, find_container, id_map_of
 from snapshotd.runtime._exec import ContainerCommands, RuncContainer
 from snapshotd.runtime._oci import INIT_ARGV, STUB_DIRS
 from snapshotd.runtime._process import CHILDREN, wait_for_execve
@@ -122,9 +123,9 @@ class DockerRuntime(Runtime):
         known_as = self._runc_container(container.id)
         return self._commands.start(container, known_as, self._run_dir / container.id, spec, keep)
 
-    def ready(self, container: Container) -> None:
+    def prepare(self, container: Container) -> None:
         with contextlib.suppress(SandboxFailed):  # it is gone
-            self._commands.ready(container, self._runc_container(container.id))
+            self._commands.prepare(container, self._runc_container(container.id))
 
     def rename(self, container: Container, hostname: str) -> None:
         set_hostname(container.pid, hostname)
@@ -135,7 +136,7 @@ class DockerRuntime(Runtime):
 
     def attach(self, container_id: ContainerID) -> Container | None:
         with contextlib.suppress(_GoneError):
-            return found_container(container_id, self._look_up(container_id)[1])
+            return find_container(container_id, self._look_up(container_id)[1])
         return None
 
     def destroy(self, container_id: ContainerID) -> None:
@@ -162,13 +163,14 @@ class DockerRuntime(Runtime):
     def log(self, container: Container, data: bytes) -> None:
         with self._lock:
             known = self._known.get(container.id)
-        with contextlib.suppress(OSError):  # it is gone, or the engine reads too slowly: logs are best effort
-            output = os.open(f"/proc/{container.pid}/fd/1", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:  # looked at once it is open: its number may have been another process's
-                if known and _groups(known.name, container.pid) and stat.S_ISFIFO(os.fstat(output).st_mode):
-                    os.write(output, data)
-            finally:
-                os.close(output)
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        with (
+            contextlib.suppress(OSError),  # it is gone, or the engine reads too slowly: logs are best effort
+            closing_fd(os.open(f"/proc/{container.pid}/fd/1", flags)) as output,
+        ):
+            # Looked at once it is open: its number may have been another process's.
+            if known and _groups(known.name, container.pid) and stat.S_ISFIFO(os.fstat(output).st_mode):
+                os.write(output, data)
 
     # -- pieces --------------------------------------------------------------------------------------------------------
 
@@ -367,11 +369,9 @@ def _end_init(container_id: ContainerID, docker_id: str, pid: int) -> None:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return  # ended already; the engine has not noticed yet
-    try:
+    with closing_fd(pidfd):
         if groups := _groups(docker_id, pid):
             end_all(container_id, groups, pidfd)
-    finally:
-        os.close(pidfd)
 
 
 def find_runc(docker_id: str, pid: int) -> RuncContainer:
@@ -393,7 +393,7 @@ def find_runc(docker_id: str, pid: int) -> RuncContainer:
         pass  # another version of containerd: the usual places are left
     for state_dir, program in candidates:
         found = RuncContainer(program, state_dir, docker_id)
-        if found.known and shutil.which(program):
+        if found.is_known and shutil.which(program):
             return found
     raise SandboxFailed(
         f"runc's state of Docker container {short(docker_id)} is in none of {[str(c[0]) for c in candidates]}; snapshotd needs an engine "

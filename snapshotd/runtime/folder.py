@@ -69,7 +69,7 @@ class FolderRuntime(Runtime):
         directory = self._run_dir / spec.id
         directory.mkdir(mode=0o700, parents=True)
         try:
-            first = _First.started(spec, directory, self._leaves_rights)
+            first = _First.launch(spec, directory, self._leaves_rights)
         except BaseException:
             self.destroy(spec.id)
             raise
@@ -127,8 +127,8 @@ class _First:
         self._lock = threading.Lock()
 
     @staticmethod
-    def started(spec: ContainerSpec, directory: Path, leaves_rights: bool) -> _First:
-        """SandboxFailed."""
+    def launch(spec: ContainerSpec, directory: Path, leaves_rights: bool) -> _First:
+        """Start the first process of a container, and wait until it serves. SandboxFailed."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         argv = [sys.executable, "-I", "-S", folder_main.__file__, str(theirs.fileno()), str(spec.root)]
         with theirs:
@@ -208,7 +208,7 @@ class _Ends:
     def __init__(self, spec: ExecSpec, theirs: contextlib.ExitStack) -> None:
         pipe = partial(os.pipe2, os.O_CLOEXEC)
 
-        def given(fd: int) -> int:
+        def close_later(fd: int) -> int:
             theirs.callback(os.close, fd)
             return fd
 
@@ -219,7 +219,7 @@ class _Ends:
             self.stdin = os.dup(self.stdout)
             self.stderr, nothing = pipe()
             os.close(nothing)
-            standard = [given(slave)] * 3
+            standard = [close_later(slave)] * 3
         else:
             self.stdout, stdout = pipe()
             self.stderr, stderr = pipe()
@@ -227,9 +227,9 @@ class _Ends:
                 stdin, self.stdin = pipe()
             else:
                 stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-            standard = [given(stdin), given(stdout), given(stderr)]
+            standard = [close_later(stdin), close_later(stdout), close_later(stderr)]
         self.end, end = pipe()
-        self.of_command = [*standard, given(end)]
+        self.of_command = [*standard, close_later(end)]
         self.terminal = spec.terminal is not None
 
     def close(self) -> None:

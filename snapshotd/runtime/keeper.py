@@ -21,6 +21,7 @@ from typing import Any
 
 from snapshotd.config import passed_on
 from snapshotd.errors import SandboxFailed
+from snapshotd.kernel.files import closing_fd
 from snapshotd.runtime import failure, keeper_main
 from snapshotd.runtime._process import StartedCommand, exit_code, poll_fd, reap, wait_for_execve
 from snapshotd.runtime.base import DEFAULT_PATH
@@ -67,7 +68,7 @@ class KeeperClient:
     def hold(self, key: str, fd: int) -> None:
         self._must({"do": "hold", "key": key}, (fd,), _ANSWER_DEADLINE_S)
 
-    def held(self, key: str) -> int | None:
+    def open_held(self, key: str) -> int | None:
         found = self._look({"do": "held", "key": key})
         return None if found is None else found[1][0]
 
@@ -177,7 +178,7 @@ class KeeperClient:
         except FileNotFoundError:
             yield None
             return
-        try:
+        with closing_fd(fd):
             info = os.fstat(fd)
             if info.st_uid != os.geteuid() or info.st_mode & 0o077:
                 raise SandboxFailed(
@@ -188,8 +189,6 @@ class KeeperClient:
                 yield fd
             finally:
                 fcntl.flock(fd, fcntl.LOCK_UN)  # a process that is just starting may have a copy of the descriptor
-        finally:
-            os.close(fd)
 
     def _try(self) -> socket.socket | None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)

@@ -27,12 +27,13 @@ from pathlib import Path
 from snapshotd.egress.resolver import RESOLV_CONF, write_resolver
 from snapshotd.errors import SandboxFailed, Unsupported
 from snapshotd.kernel import rootless
+from snapshotd.kernel.files import closing_fd
 from snapshotd.kernel.holding import cgroup
 from snapshotd.kernel.holding.members import BY_CGROUP, Grouping
 from snapshotd.kernel.namespaces import set_hostname
 from snapshotd.kernel.processes import runs
 from snapshotd.runtime import _oci, _slirp, failure
-from snapshotd.runtime._checks import check_share_dir, found_container
+from snapshotd.runtime._checks import check_share_dir, find_container
 from snapshotd.runtime._exec import ContainerCommands, RuncContainer
 from snapshotd.runtime._pattern import Pattern, learn
 from snapshotd.runtime._process import CHILDREN, become_subreaper, poll_fd, reap, run_bounded, wait_for_execve
@@ -123,10 +124,12 @@ class RuncRuntime(Runtime):
             raise
 
     def exec(self, container: Container, spec: ExecSpec, *, keep: str | None = None) -> Process:
-        return self._commands.start(container, self._known_as(container.id), self._bundle(container.id), spec, keep)
+        return self._commands.start(
+            container, self._runc_container(container.id), self._bundle(container.id), spec, keep
+        )
 
-    def ready(self, container: Container) -> None:
-        self._commands.ready(container, self._known_as(container.id))
+    def prepare(self, container: Container) -> None:
+        self._commands.prepare(container, self._runc_container(container.id))
 
     def attach(self, container_id: ContainerID) -> Container | None:
         pid, _ = init = self._init(container_id)
@@ -139,7 +142,7 @@ class RuncRuntime(Runtime):
             known = self._init_fds.setdefault(container_id, pidfd) if lives else None
         if known != pidfd:
             os.close(pidfd)  # made by this daemon, or attached before; or another process's
-        return found_container(container_id, pid) if lives else None
+        return find_container(container_id, pid) if lives else None
 
     def rename(self, container: Container, hostname: str) -> None:
         set_hostname(container.pid, hostname)
@@ -189,7 +192,7 @@ class RuncRuntime(Runtime):
     def _group(self, container_id: ContainerID) -> cgroup.Cgroup:
         return cgroup.at(f"{self._cgroup}/{container_id}")
 
-    def _known_as(self, container_id: ContainerID) -> RuncContainer:
+    def _runc_container(self, container_id: ContainerID) -> RuncContainer:
         return RuncContainer("runc", self._state_dir, container_id, rootless=not self.grouping.limits)
 
     def _init(self, container_id: ContainerID) -> tuple[int, int]:
@@ -228,7 +231,9 @@ class RuncRuntime(Runtime):
         """Have runc make a container. Its init."""
         bundle = self._bundle(spec.id)
         log = bundle / "run.log"
-        argv = self._known_as(spec.id).command(log, "run", "--detach", _NO_KEYRING, "--bundle", str(bundle), spec.id)
+        argv = self._runc_container(spec.id).command(
+            log, "run", "--detach", _NO_KEYRING, "--bundle", str(bundle), spec.id
+        )
         with CHILDREN.starting(), self._user_namespace(spec.id) as user_namespace:
             group = self._group(spec.id).path if self.grouping.limits else None
             placement = _oci.Placement(root, group, cgroup.swap_is_counted(), user_namespace)
@@ -308,11 +313,8 @@ class RuncRuntime(Runtime):
         if self._id_map is None:
             yield None
             return
-        fd = self._starter.user_namespace(container_id, self._id_map, self._owner(container_id))
-        try:
+        with closing_fd(self._starter.user_namespace(container_id, self._id_map, self._owner(container_id))) as fd:
             yield f"/proc/{os.getpid()}/fd/{fd}"
-        finally:
-            os.close(fd)
 
     def _make_directories(self, root: Path) -> None:
         """The run directory with the stub root in it. Modes are set explicitly: the daemon's umask may be anything."""

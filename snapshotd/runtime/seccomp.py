@@ -69,7 +69,7 @@ _PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF)
 _ARCHITECTURES = {"x86_64": ["SCMP_ARCH_X86_64"], "aarch64": ["SCMP_ARCH_AARCH64"]}
 
 
-def allowed() -> list[str]:
+def allowed_calls() -> list[str]:
     """Names of the calls that are allowed with any arguments."""
     return sorted(" ".join((_FILES, _MEMORY, _PROCESSES, _SIGNALS_AND_TIME, _WAITING_AND_IPC, _NETWORK)).split())
 
@@ -89,7 +89,7 @@ def profile() -> dict[str, Any]:
     Names that a runtime's libseccomp does not know are skipped by it. `socketcall` (32-bit) is left out because it
     hides the socket family in memory; C libraries have used the direct calls since 2015.
     """
-    rules: list[dict[str, Any]] = [{"names": allowed(), "action": "SCMP_ACT_ALLOW"}]
+    rules: list[dict[str, Any]] = [{"names": allowed_calls(), "action": "SCMP_ACT_ALLOW"}]
     rules.append(_allow("clone", _argument("MASKED_EQ", _NAMESPACE_FLAGS, 0)))
     rules.append(_allow("unshare", _argument("MASKED_EQ", _NAMESPACE_FLAGS | _CLONE_NEWTIME, 0)))
     rules += [_allow("socket", _argument("LT", _AF_ALG)), _allow("socket", _argument("EQ", _AF_RESERVED))]

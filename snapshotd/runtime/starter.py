@@ -25,8 +25,9 @@ from snapshotd.config import passed_on
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import mounts, passing
 from snapshotd.kernel import syscalls as sc
+from snapshotd.kernel.files import closing_fd
 from snapshotd.kernel.holding.cgroup import Cgroup, GroupSettings, all_of_process
-from snapshotd.kernel.namespaces import mapped, refused, write_map
+from snapshotd.kernel.namespaces import map_and_open, user_namespace_error, write_map
 from snapshotd.runtime import _oci
 from snapshotd.runtime._process import CHILDREN, ChildProcess, kill_and_reap, poll_fd
 from snapshotd.runtime.base import Container, ExecSpec
@@ -153,7 +154,7 @@ class Starter:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(_ANSWER_DEADLINE_S)
 
-        def told(line: dict[str, Any]) -> None:
+        def write_map_when_asked(line: dict[str, Any]) -> None:
             if "unmapped" in line and id_map is not None:
                 write_map(line["unmapped"], f"0 {id_map.base} {id_map.count}\n")
                 ours.send(b".")
@@ -162,7 +163,7 @@ class Starter:
         try:
             with theirs:
                 request = {**request, "cgroups": entry.doors}
-                answer = _ask(container, self._send, request, [theirs.fileno(), *entry.fds], told)
+                answer = _ask(container, self._send, request, [theirs.fileno(), *entry.fds], write_map_when_asked)
             if "ready" in answer and "error" not in answer:
                 CHILDREN.add(container, ChildProcess(answer["pid"], os.pidfd_open(answer["pid"]), -1, -1))
                 found = _Resident(ours, answer.get("filters", []))
@@ -223,8 +224,8 @@ class Starter:
                 with theirs:
                     answer = _ask(container, self._send, {"owner": owner}, [theirs.fileno()])
                 if "ready" not in answer:
-                    raise refused(answer.get("refused", errno.EPERM))
-                return mapped(answer["pid"], f"0 {id_map.base} {id_map.count}\n")
+                    raise user_namespace_error(answer.get("refused", errno.EPERM))
+                return map_and_open(answer["pid"], f"0 {id_map.base} {id_map.count}\n")
             finally:
                 _end(answer)
 
@@ -267,29 +268,26 @@ def _ask(
     send: Callable[[Sequence[int]], None],
     request: dict[str, Any],
     more: Sequence[int],
-    told: Callable[[dict[str, Any]], None] = lambda _: None,
+    hear: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Have a process started; all that was answered. `told` gets each line of it as it comes. ConnectionError: nobody has
-    taken the request. SandboxFailed: the sandbox is gone, or nothing came of it in time."""
+    """Have a process started, and return the whole answer. `hear` gets each line of the answer as it comes.
+    ConnectionError: nobody has taken the request. SandboxFailed: the sandbox is gone, or nothing came of it in time."""
     answer_r, answer_w = os.pipe2(os.O_CLOEXEC)
     answer: dict[str, Any] = {}
     rest = b""
     deadline = time.monotonic() + _ANSWER_DEADLINE_S
     try:
-        try:
-            with passing.in_memory(request) as request_fd:
-                send([request_fd, answer_w, *more])
-        finally:
-            os.close(answer_w)
+        with closing_fd(answer_w), passing.in_memory(request) as request_fd:
+            send([request_fd, answer_w, *more])
         complete = False
         while not complete and poll_fd(answer_r, deadline - time.monotonic()):
             data = os.read(answer_r, 1 << 16)
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 answer.update(one := json.loads(line))
-                told(one)
+                hear(one)
             complete = not data
-    except OSError:  # `told` failed
+    except OSError:  # `hear` failed
         _end(answer)
         raise
     finally:
@@ -311,29 +309,16 @@ def _end(answer: dict[str, Any]) -> None:
 
 def _spawn() -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        program = _read_only(os.path.realpath(sys.executable))
-        try:
-            child = subprocess.Popen(
-                [sys.executable, "-I", "-S", starting.__file__, str(theirs.fileno())],
-                executable=f"/proc/self/fd/{program}",
-                stdin=subprocess.DEVNULL,
-                cwd="/",
-                pass_fds=(theirs.fileno(), program),
-                env=passed_on(["PATH"]),
-            )
-        finally:
-            os.close(program)
+    # The program lies on a mount of its own that is read-only and that nobody can reach or change.
+    program_fd = mounts.clone(sc.AT_FDCWD, os.path.realpath(sys.executable), attributes=sc.MOUNT_ATTR_RDONLY)
+    with theirs, closing_fd(program_fd) as program:
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-S", starting.__file__, str(theirs.fileno())],
+            executable=f"/proc/self/fd/{program}",
+            stdin=subprocess.DEVNULL,
+            cwd="/",
+            pass_fds=(theirs.fileno(), program),
+            env=passed_on(["PATH"]),
+        )
     child.returncode = 0  # the object has no further use: the process ends with the connection, or with the daemon
     return ours
-
-
-def _read_only(path: str) -> int:
-    """A descriptor of a program on a mount of its own that is read-only and that nobody can reach or change."""
-    tree = mounts.clone(sc.AT_FDCWD, path)
-    try:
-        mounts.set_attributes(tree, attr_set=sc.MOUNT_ATTR_RDONLY)
-    except OSError:
-        os.close(tree)
-        raise
-    return tree

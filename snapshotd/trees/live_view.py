@@ -151,10 +151,8 @@ class LiveView(View):
             if not stat.S_ISDIR(st.st_mode):
                 raise
             return Child(name, _MOUNT_POINT, directory)
-        try:
+        with files.closing_fd(held):
             return Child(name, self._entry(os.fstat(held)), directory)
-        finally:
-            os.close(held)
 
 
 def open_regular(held: int) -> int:

@@ -251,7 +251,7 @@ class Writer:
     def _write_batch(self, target: Node, children: list[Child], dir_fd: int) -> tuple[int, int]:
         """Runs in a thread of the pool. Returns the number of files and their bytes."""
         files = size = 0
-        try:
+        with closing_fd(dir_fd):
             loaded = self._view.load_children(children)
             for child, data in zip(children, loaded, strict=True):
                 turns.give_way()
@@ -260,8 +260,6 @@ class Writer:
                 done = self._target.attempt(target, child.name, partial(self._write_file, target, child, dir_fd, data))
                 files += done is not None
                 size += done or 0
-        finally:
-            os.close(dir_fd)
         return files, size
 
     def _take_result(self) -> None:

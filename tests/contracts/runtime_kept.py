@@ -37,7 +37,7 @@ def check_kept_command(rig: Rig) -> None:
         process = rig.start_kept(container, "one", "sh", "-c", script)
         assert _parent_of(process.pid) != os.getpid()
         assert rig.keeper.keys() == {"one"}
-        assert rig.keeper.held("one") is None
+        assert rig.keeper.open_held("one") is None
         assert (read_lines(process.stdout_fd, 1), read_lines(process.stderr_fd, 1)) == (b"out\n", b"err\n")
         assert process.wait(0) is None
         again = rig.keeper.process("one")
@@ -64,7 +64,7 @@ def check_kept_input(rig: Rig) -> None:
         assert process.stdin_fd is None
         assert rig.keeper.keys() == {"fed", "fed" + STDIN}
         for word in (b"one\n", b"two\n"):
-            held = rig.keeper.held("fed" + STDIN)
+            held = rig.keeper.open_held("fed" + STDIN)
             assert held is not None
             os.write(held, word)
             os.close(held)

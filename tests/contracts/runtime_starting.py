@@ -386,7 +386,7 @@ def check_a_sandbox_cannot_reach_its_resident(rig: Rig) -> None:
     """The process that starts a sandbox's commands is in its cgroups, is none of its processes, and outlives a signal to
     all of them."""
     with rig.container() as container:
-        rig.runtime.ready(container)
+        rig.runtime.prepare(container)
         (resident,) = _residents(container)
         assert cgroup.of_process(container.pid).processes() == [container.pid]
         names = rig.shell(container, "cat /proc/[0-9]*/comm; kill -9 -1; true").split()

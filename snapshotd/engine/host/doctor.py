@@ -164,8 +164,8 @@ def _privileges() -> Check:
     files can belong to."""
     if rootless.is_root():
         return Check("privileges", True, "root")
-    missing = rootless.no_range()
-    shared = rootless.shared_range() if missing is None else None
+    missing = rootless.range_problem()
+    shared = rootless.range_sharing_problem() if missing is None else None
     reason, _, fix = (missing or shared or "").partition(": ")
     if shared is not None:
         lost = "each of these users could end the other's sandboxes, and change their files"
@@ -181,7 +181,7 @@ def _privileges() -> Check:
 def _sockets() -> Check:
     """The directory of the daemon's sockets, which the daemon makes."""
     directory = places().sockets
-    problem = rootless.not_own(directory, make=False)
+    problem = rootless.ownership_problem(directory, make=False)
     if problem is None:
         return Check("sockets", True, str(directory))
     reason, _, fix = problem.rpartition(": ")

@@ -113,7 +113,7 @@ class Gateways:
         one and are not refused."""
         key = f"{sandbox.container.id}{_LISTENER}"
         sandbox.survival.kept.append(key)
-        held = self._context.keeper.held(key)
+        held = self._context.keeper.open_held(key)
         if held is not None:
             return socket.socket(fileno=held)
         try:

@@ -258,7 +258,7 @@ class Launcher:
                     if self._closed or len(self._spares.get(spec, ())) >= self._context.config.warm_containers:
                         return
                 prepared = self.prepare(spec)
-                prepared.runtime.ready(prepared.container)
+                prepared.runtime.prepare(prepared.container)
                 with self._lock:
                     self._spares.setdefault(spec, deque()).append(prepared)
                     evicted: list[Prepared] = []

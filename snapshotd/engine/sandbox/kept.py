@@ -84,7 +84,7 @@ class KeptProcess:
         for stream in STREAMS:
             name = f"{self.key}.{stream}"
             self._held.append(name)
-            fd = self._keeper.held(name)
+            fd = self._keeper.open_held(name)
             self.intakes[stream] = Intake(memory() if fd is None else fd)
             if fd is None:
                 self._keeper.hold(name, self.intakes[stream].fd)
@@ -92,7 +92,7 @@ class KeptProcess:
     def open_input(self) -> None:
         """Open its input, which it was started with. SandboxFailed."""
         self._held.append(self.key + STDIN)
-        self._stdin_fd = self._keeper.held(self.key + STDIN)
+        self._stdin_fd = self._keeper.open_held(self.key + STDIN)
         if self._stdin_fd is not None:
             os.set_blocking(self._stdin_fd, False)
 

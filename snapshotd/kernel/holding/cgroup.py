@@ -8,12 +8,13 @@ import errno
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import mounts
+from snapshotd.kernel.files import closing_fd
 from snapshotd.kernel.holding import bpf
 from snapshotd.kernel.holding.attempts import attempts
 from snapshotd.kernel.processes import in_own_namespace
@@ -276,21 +277,16 @@ class _Version2(Cgroup):
         return os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def _programs(self) -> list[bpf.DeviceProgram]:
-        with self._opened() as group:
+        with closing_fd(self._open()) as group:
             return bpf.device_programs(group)
 
     def _use(self, programs: Sequence[bpf.DeviceProgram]) -> None:
-        with self._opened() as group:
+        with closing_fd(self._open()) as group:
             for program in programs:
                 bpf.attach(program, group)
 
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[int]:
-        group = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            yield group
-        finally:
-            os.close(group)
+    def _open(self) -> int:
+        return os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 # -- which ones --------------------------------------------------------------------------------------------------------
@@ -412,11 +408,8 @@ def _values(place: str, names: Sequence[str]) -> list[tuple[str, str]]:
 
 def _set(place: str, values: Sequence[tuple[str, str]]) -> None:
     for name, value in values:
-        fd = os.open(f"{place}/{name}", os.O_WRONLY | os.O_CLOEXEC)
-        try:
+        with closing_fd(os.open(f"{place}/{name}", os.O_WRONLY | os.O_CLOEXEC)) as fd:
             os.write(fd, value.encode())
-        finally:
-            os.close(fd)
 
 
 def _processes(place: str) -> list[int]:

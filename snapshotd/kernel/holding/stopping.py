@@ -6,11 +6,11 @@ import os
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from snapshotd.errors import SandboxFailed
+from snapshotd.kernel.files import closing_fd
 from snapshotd.kernel.holding.attempts import attempts
 from snapshotd.kernel.processes import is_ending, start_time, stat_fields
 
@@ -49,9 +49,8 @@ class StoppedBySignals(ABC):
         """By SIGSTOP, which no process can keep off. Processes that had stopped before stay so in `thaw`."""
         self._stopped = {}
         began = time.monotonic()
-        for _ in attempts(
-            _STOP_DEADLINE_S, 0.00005, 0.002
-        ):  # no event tells that a process has stopped, but to its parent
+        # No event tells that a process has stopped, but to its parent.
+        for _ in attempts(_STOP_DEADLINE_S, 0.00005, 0.002):
             found = self._others()
             moving = {pid for pid in found if not _stands_still(pid)}
             if time.monotonic() - began > _VFORK_S:
@@ -73,7 +72,7 @@ class StoppedBySignals(ABC):
             with suppress(SandboxFailed):
                 self._stopped = {pid: start_time(pid) for pid in self._others() if _stands_still(pid)}
         for pid, started in sorted(self._stopped.items(), key=lambda item: -item[1]):
-            with suppress(OSError), _held(pid) as pidfd:
+            with suppress(OSError), closing_fd(os.pidfd_open(pid)) as pidfd:
                 if start_time(pid) == started:
                     signal.pidfd_send_signal(pidfd, signal.SIGCONT)
         self._stopped = None
@@ -83,20 +82,10 @@ class StoppedBySignals(ABC):
 
     def _stop(self, pid: int) -> None:
         assert self._stopped is not None
-        with suppress(OSError), _held(pid) as pidfd:  # else it has ended
+        with suppress(OSError), closing_fd(os.pidfd_open(pid)) as pidfd:  # else it has ended
             if self.has(pid):  # else the number was given to another process
                 self._stopped[pid] = start_time(pid)
                 signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
-
-
-@contextmanager
-def _held(pid: int) -> Iterator[int]:
-    """A pidfd of a process. OSError: it has ended."""
-    pidfd = os.pidfd_open(pid)
-    try:
-        yield pidfd
-    finally:
-        os.close(pidfd)
 
 
 def _waiting_for(still: set[int], moving: set[int]) -> set[int]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from snapshotd.kernel.holding.cgroup import Cgroup
 from snapshotd.kernel.holding.held import HeldMembers
 from snapshotd.kernel.holding.members import Members
+from snapshotd.kernel.processes import stat_fields
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -39,8 +40,7 @@ def measure(members: Members) -> ContainerUse:
 def _of_process(pid: int) -> tuple[int, int] | None:
     """Processor time, with that of its children that have ended, and memory (proc_pid_stat(5)). None: it is gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = stat_fields(pid)
     except OSError:
         return None
     return sum(map(int, fields[11:15])) * _TICK_NS, int(fields[21]) * _PAGE_BYTES

@@ -93,7 +93,7 @@ def take_down(pid: int) -> Uplink:
             _set_flags(control, name, _flags(control, name) & ~_UP)
         return uplink
 
-    return _controlled(pid, down)
+    return _run_with_control(pid, down)
 
 
 def bring_up(pid: int, uplink: Uplink) -> None:
@@ -105,10 +105,12 @@ def bring_up(pid: int, uplink: Uplink) -> None:
         for route in uplink.routes:
             _add(control, route)
 
-    _controlled(pid, up)
+    _run_with_control(pid, up)
 
 
-def _controlled(pid: int, action: Callable[[socket.socket], T]) -> T:
+def _run_with_control(pid: int, action: Callable[[socket.socket], T]) -> T:
+    """Run `action` in the network namespace of a process, with a socket for ioctl(2)."""
+
     def inside() -> T:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as control:
             return action(control)
@@ -137,12 +139,19 @@ def _routes() -> list[Route]:
             interface, target, gateway, flags, _, _, metric, mask = line.split()[:8]
             if int(flags, 16) & _ROUTE_GATEWAY:
                 found.append(
-                    Route(interface, _packed(target), _packed(gateway), _packed(mask), int(metric), int(flags, 16))
+                    Route(
+                        interface,
+                        _pack_address(target),
+                        _pack_address(gateway),
+                        _pack_address(mask),
+                        int(metric),
+                        int(flags, 16),
+                    )
                 )
     return found
 
 
-def _packed(text: str) -> bytes:
+def _pack_address(text: str) -> bytes:
     return struct.pack("=I", int(text, 16))
 
 

@@ -105,20 +105,23 @@ def _probe_here(place: Path) -> Abilities:
     """In a thread that has no other work."""
     reasons: dict[str, str] = {}
     tried = functools.partial(_succeeds, place, reasons)
-    mounts_ = tried("mounts", _own_mounts)
-    marks = TRUSTED if tried("trusted marks", _trusted_marks) else BY_USER
+    mounts_ = tried("mounts", _try_own_mounts)
+    marks = TRUSTED if tried("trusted marks", _try_trusted_marks) else BY_USER
     reasons.pop("trusted marks", None)
-    keeps_marks = tried("keeps_marks", functools.partial(_marks, marks=marks))
+    keeps_marks = tried("keeps_marks", functools.partial(_try_marks, marks=marks))
     naming = next(
-        (one for one in LayerNaming if tried("overlays", functools.partial(_overlay, naming=one, marks=marks))), None
+        (one for one in LayerNaming if tried("overlays", functools.partial(_try_overlay, naming=one, marks=marks))),
+        None,
     )
     if naming is not None:
         reasons.pop("overlays", None)  # an earlier way, which this kernel does not have
-    user_namespaces = tried("user_namespaces", _user_namespace)
+    user_namespaces = tried("user_namespaces", _try_user_namespace)
     redirects = mapped = False
     if naming is not None:
-        redirects = tried("redirects", functools.partial(_rename, naming=naming, marks=marks))
-        mapped = user_namespaces and tried("mapped_layers", functools.partial(_mapped, naming=naming, marks=marks))
+        redirects = tried("redirects", functools.partial(_try_redirect, naming=naming, marks=marks))
+        mapped = user_namespaces and tried(
+            "mapped_layers", functools.partial(_try_mapped_layers, naming=naming, marks=marks)
+        )
     cgroup = freezer()
     if isinstance(cgroup, str):
         reasons["cgroup_version"], cgroup = cgroup, (0, "")
@@ -127,17 +130,17 @@ def _probe_here(place: Path) -> Abilities:
         overlays=naming is not None,
         layer_naming=naming or LayerNaming.OPTIONS,
         redirects=redirects,
-        seals=tried("seals", _seal),
+        seals=tried("seals", _try_seal),
         user_namespaces=user_namespaces,
         mapped_layers=mapped,
-        fine_times=tried("fine_times", _fine_times),
+        fine_times=tried("fine_times", _try_fine_times),
         marks=marks.prefix.decode(),
         ids=rootless.ids_here(),
         cgroup_version=cgroup[0],
         cgroup_root=cgroup[1],
         reasons=reasons,
-        looks=not user_namespaces or rootless.ids_here() < ALL_IDS or tried("looks", _look),
-        priorities=tried("priorities", _priority),
+        looks=not user_namespaces or rootless.ids_here() < ALL_IDS or tried("looks", _try_look),
+        priorities=tried("priorities", _try_priority),
         keeps_marks=keeps_marks,
     )
 
@@ -158,7 +161,7 @@ def reason_of(exc: OSError) -> str:
     return exc.strerror or str(exc)
 
 
-def _own_mounts(at: Path) -> None:
+def _try_own_mounts(at: Path) -> None:
     surroundings.make_fit()
     surroundings.enter_own_mounts()
     sc.call("mount", "none", str(at), "tmpfs", 0, None)
@@ -186,11 +189,11 @@ def _change_root(at: Path) -> None:
         raise OSError(code, f"pivot_root: {os.strerror(code)}")
 
 
-def _trusted_marks(at: Path) -> None:
+def _try_trusted_marks(at: Path) -> None:
     os.setxattr(at, TRUSTED.opaque, b"y")
 
 
-def _marks(at: Path, marks: Marks) -> None:
+def _try_marks(at: Path, marks: Marks) -> None:
     try:
         os.setxattr(at, marks.opaque, b"y")
     except OSError as exc:
@@ -201,59 +204,53 @@ def _marks(at: Path, marks: Marks) -> None:
         ) from None
 
 
-def _overlay(at: Path, naming: LayerNaming, marks: Marks) -> None:
-    _marks(at, marks)
-    with _mounted(at, naming, marks) as mount:
+def _try_overlay(at: Path, naming: LayerNaming, marks: Marks) -> None:
+    _try_marks(at, marks)
+    with _mount_overlay(at, naming, marks) as mount:
         os.close(os.open(b"probe", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=mount))
 
 
-def _rename(at: Path, naming: LayerNaming, marks: Marks) -> None:
+def _try_redirect(at: Path, naming: LayerNaming, marks: Marks) -> None:
     (at / "lower").mkdir()
     (at / "lower" / "made-earlier").mkdir()
-    with _mounted(at, naming, marks) as mount:
+    with _mount_overlay(at, naming, marks) as mount:
         os.rename("made-earlier", "renamed", src_dir_fd=mount, dst_dir_fd=mount)
 
 
-def _mapped(at: Path, naming: LayerNaming, marks: Marks) -> None:
-    """As `LayerStore.mapped`: one clone of the directory of all layers, which is attached somewhere."""
+def _try_mapped_layers(at: Path, naming: LayerNaming, marks: Marks) -> None:
+    """Mount an overlay as `LayerStore.mapped` makes it possible: through one id-mapped clone of the directory of all
+    layers, which is attached somewhere."""
     with ExitStack() as opened:
-        userns = namespaces.user_namespace(namespaces.CONTAINER_IDS)
-        opened.callback(os.close, userns)
-        directory = os.open(at, files.DIR_FLAGS)
-        opened.callback(os.close, directory)
-        clone = mounts.id_mapped_clone(directory, userns)
-        opened.callback(os.close, clone)
+        userns = opened.enter_context(files.closing_fd(namespaces.user_namespace(namespaces.CONTAINER_IDS)))
+        directory = opened.enter_context(files.closing_fd(os.open(at, files.DIR_FLAGS)))
+        clone = opened.enter_context(files.closing_fd(mounts.id_mapped_clone(directory, userns)))
         mounts.attach(clone, directory)
         opened.callback(mounts.detach, os.fsencode(at))
-        with _mounted(at, naming, marks, clone) as mount:
+        with _mount_overlay(at, naming, marks, clone) as mount:
             os.close(os.open(b"probe", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=mount))
 
 
 @contextmanager
-def _mounted(at: Path, naming: LayerNaming, marks: Marks, base: int | None = None) -> Iterator[int]:
-    """An overlay of one empty layer, `lower` may be there already. `base`: a mount of the directory to go through."""
+def _mount_overlay(at: Path, naming: LayerNaming, marks: Marks, base: int | None = None) -> Iterator[int]:
+    """Mount an overlay of one empty layer, and yield its descriptor. The directory `lower` may be there already. `base`:
+    a mount of the directory to go through."""
     with ExitStack() as opened:
         layers = []
         for name in ("lower", "upper", "work"):
             (at / name).mkdir(exist_ok=True)
             where = (at / name, None) if base is None else (name, base)
-            layers.append(os.open(where[0], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=where[1]))
-            opened.callback(os.close, layers[-1])
+            fd = os.open(where[0], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=where[1])
+            layers.append(opened.enter_context(files.closing_fd(fd)))
         mount = mounts.overlay(layers[:1], layers[1], layers[2], naming, user_marks=marks == BY_USER)
-        opened.callback(os.close, mount)
-        yield mount
+        yield opened.enter_context(files.closing_fd(mount))
 
 
-def _seal(at: Path) -> None:
-    with ExitStack() as opened:
-        fd = os.open(at, files.DIR_FLAGS)
-        opened.callback(os.close, fd)
-        tree = mounts.clone(fd)
-        opened.callback(os.close, tree)
-        mounts.set_attributes(tree, attr_set=sc.MOUNT_ATTR_RDONLY)
+def _try_seal(at: Path) -> None:
+    with files.closing_fd(os.open(at, files.DIR_FLAGS)) as fd:
+        os.close(mounts.clone(fd, attributes=sc.MOUNT_ATTR_RDONLY))
 
 
-def _user_namespace(_: Path) -> None:
+def _try_user_namespace(_: Path) -> None:
     ids = rootless.ids_here()
     if ids == ALL_IDS:
         os.close(namespaces.user_namespace(namespaces.CONTAINER_IDS))
@@ -261,7 +258,7 @@ def _user_namespace(_: Path) -> None:
         namespaces.check_user_namespace(container_ids(ids))
 
 
-def _look(_: Path) -> None:
+def _try_look(_: Path) -> None:
     """At a process that is another user in another user namespace, as those of sandboxes are."""
     userns = namespaces.user_namespace(namespaces.CONTAINER_IDS)
     told, tell = os.pipe()
@@ -285,24 +282,21 @@ def _look(_: Path) -> None:
         os.waitpid(pid, 0)
 
 
-def _priority(_: Path) -> None:
+def _try_priority(_: Path) -> None:
     """There and back, which a process may not do by itself."""
     own = os.getpriority(os.PRIO_PROCESS, 0)
     os.setpriority(os.PRIO_PROCESS, 0, own + 1)
     os.setpriority(os.PRIO_PROCESS, 0, own)
 
 
-def _fine_times(at: Path) -> None:
+def _try_fine_times(at: Path) -> None:
     """Changes one right after the other, each after a look at the file: the kernel gives a changed time to a file that
     was looked at since its last change, or gives the time of the last tick."""
-    fd = os.open(at / "file", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    with files.closing_fd(os.open(at / "file", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as fd:
         seen = set()
         for _ in range(_TIMES_TRIED):
             os.pwrite(fd, b"x", 0)
             seen.add(os.fstat(fd).st_ctime_ns)
-    finally:
-        os.close(fd)
     if len(seen) < _TIMES_TRIED:
         raise OSError(0, "changes within one tick of the clock have the same time")
 
@@ -342,27 +336,14 @@ def _answer(place: Path) -> Abilities:
     """The answer to `probe`. An ordinary user's daemon has a user namespace, so its abilities are those in one."""
     if not rootless.is_root() and not rootless.in_own_namespace():
         reasons: dict[str, str] = {}
-        fine_times = _succeeds(place, reasons, "fine_times", _fine_times)
-        keeps_marks = _succeeds(place, reasons, "keeps_marks", functools.partial(_marks, marks=BY_USER))
+        fine_times = _succeeds(place, reasons, "fine_times", _try_fine_times)
+        keeps_marks = _succeeds(place, reasons, "keeps_marks", functools.partial(_try_marks, marks=BY_USER))
         try:
             rootless.enter()
         except OSError as exc:
-            return Abilities(
-                mounts=False,
-                overlays=False,
-                layer_naming=LayerNaming.OPTIONS,
-                redirects=False,
-                seals=False,
-                user_namespaces=False,
-                mapped_layers=False,
-                fine_times=fine_times,
-                marks=BY_USER.prefix.decode(),
-                ids=1,
-                cgroup_version=0,
-                cgroup_root="",
-                reasons={**reasons, "user_namespaces": reason_of(exc)},
-                keeps_marks=keeps_marks,
-            )
+            reasons["user_namespaces"] = reason_of(exc)
+            marks = BY_USER.prefix.decode()
+            return Abilities(fine_times=fine_times, marks=marks, ids=1, reasons=reasons, keeps_marks=keeps_marks)
     return _probe_here(place)
 
 

@@ -49,11 +49,8 @@ def project_quotas(directory: Path) -> str | None:
     is about an XFS image."""
     if reflink(directory) is not None:
         return None if os.path.exists("/proc/fs/xfs/xqmstat") else "this kernel's XFS has no quotas, or is not loaded"
-    fd = os.open(directory, files.DIR_FLAGS)
-    try:
-        return None if quota.enforced(fd) else "its file system is not mounted with prjquota"
-    finally:
-        os.close(fd)
+    with files.closing_fd(os.open(directory, files.DIR_FLAGS)) as fd:
+        return None if quota.enforces_limits(fd) else "its file system is not mounted with prjquota"
 
 
 def network_namespaces() -> str | None:
@@ -73,21 +70,17 @@ def network_namespaces() -> str | None:
 def writers_told(directory: Path) -> str | None:
     """None if the kernel tells which process changes a file in `directory`, else the reason."""
     try:
-        with scratch(directory) as place:
-            fd = os.open(place, files.DIR_FLAGS)
+        with scratch(directory) as place, files.closing_fd(os.open(place, files.DIR_FLAGS)) as fd:
+            if not fanotify.is_local(fd):
+                return "its file system is a network's or an overlay, or of a kind that is not known"
+            marks = fanotify.NameMarks()
             try:
-                if not fanotify.is_local(fd):
-                    return "its file system is a network's or an overlay, or of a kind that is not known"
-                marks = fanotify.NameMarks()
-                try:
-                    marks.add(fd)
-                    child = subprocess.run(["/bin/mkdir", place / "by-a-child"], check=False)
-                    told = {touch.name: touch.pid for touch in marks.read()}
-                    return None if child.returncode or told.get(b"by-a-child", 0) > 0 else "the kernel names no process"
-                finally:
-                    marks.close()
+                marks.add(fd)
+                child = subprocess.run(["/bin/mkdir", place / "by-a-child"], check=False)
+                told = {touch.name: touch.pid for touch in marks.read()}
+                return None if child.returncode or told.get(b"by-a-child", 0) > 0 else "the kernel names no process"
             finally:
-                os.close(fd)
+                marks.close()
     except (OSError, NotImplementedError) as exc:
         return reason_of(exc) if isinstance(exc, OSError) else str(exc)
 

@@ -76,7 +76,7 @@ def become(fds: list[int]) -> NoReturn:
     request_fd, answer_fd, *standard = fds
     os.dup2(answer_fd, ANSWER_FD, inheritable=False)
 
-    def prepared() -> tuple[dict[str, Any], float]:
+    def prepare() -> tuple[dict[str, Any], float]:
         request = passing.read_document(request_fd)
         process: dict[str, Any] = request["process"]
         if process["terminal"]:
@@ -87,7 +87,7 @@ def become(fds: list[int]) -> NoReturn:
         passing.close_all_but(ANSWER_FD, *([_MASTER_SOCKET] if process["terminal"] else []))
         return process, request["deadline"]
 
-    execute(prepared)
+    execute(prepare)
 
 
 def execute(prepare: Callable[[], tuple[dict[str, Any], float]]) -> NoReturn:
@@ -205,7 +205,6 @@ def _not_executable(path: str) -> str:
 # -- capabilities ------------------------------------------------------------------------------------------------------
 
 _PR_SET_KEEPCAPS, _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 8, 23, 24, 38
-_CAPABILITIES_VERSION = 0x20080522
 _CAPABILITIES = (
     "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE "
     "NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN "
@@ -234,11 +233,5 @@ def drop_rights(process: dict[str, Any]) -> None:
 
 
 def _set_capabilities(held: dict[str, Sequence[str]]) -> None:
-    effective, permitted, inheritable = (_mask(held[kind]) for kind in ("effective", "permitted", "inheritable"))
-    header = struct.pack("Ii", _CAPABILITIES_VERSION, 0)
-    low, high = (
-        struct.pack("III", *(value >> shift & 0xFFFFFFFF for value in (effective, permitted, inheritable)))
-        for shift in (0, 32)
-    )
-    sc.call("capset", header, low + high)
+    sc.set_capabilities(*(_mask(held[kind]) for kind in ("effective", "permitted", "inheritable")))
     LIBRARY.prctl(47, 4, 0, 0, 0)  # PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL

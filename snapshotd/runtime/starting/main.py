@@ -151,17 +151,17 @@ def _reside(request: dict[str, Any], answer_fd: int, socket_fd: int) -> None:
         if "config" in request:
             filters = [(base64.b64decode(code), flags) for code, flags in request["filters"]]
             init = sandbox.make(request, answer_fd, socket_fd, filters)
-            told = {}
+            more = {}
         else:
             init, filters = _enter_sandbox(request, answer_fd, socket_fd)
-            told = {"filters": [(base64.b64encode(code).decode(), flags) for code, flags in filters]}
+            more = {"filters": [(base64.b64encode(code).decode(), flags) for code, flags in filters]}
         load_filters(filters)
     except ProcessLookupError:
         answer(answer_fd, gone=True)
     except (OSError, ValueError, KeyError) as exc:
         answer(answer_fd, unable=str(exc))
     else:
-        answer(answer_fd, ready=True, **told)
+        answer(answer_fd, ready=True, **more)
         os.close(answer_fd)
         _serve(socket.socket(fileno=socket_fd), init, become)
 
@@ -216,30 +216,30 @@ def _filters(pid: int) -> Filters:
     trace = LIBRARY.ptrace
     trace.restype, trace.argtypes = ctypes.c_long, [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 
-    def traced(request: int, first: int = 0, second: Any = None) -> int:
+    def ptrace(request: int, first: int = 0, second: Any = None) -> int:
         result: int = trace(request, pid, first, second)
         if result < 0:
             number = ctypes.get_errno()
             raise OSError(number, f"ptrace({request:#x}): {os.strerror(number)}")
         return result
 
-    traced(_PTRACE_SEIZE)
-    traced(_PTRACE_INTERRUPT)
+    ptrace(_PTRACE_SEIZE)
+    ptrace(_PTRACE_INTERRUPT)
     _wait_for_stop(pid)
     found = []
     try:
         for number in range(_ANSWER_FILTERS_MAX):
             try:
-                count = traced(_PTRACE_GET_FILTER, number)
+                count = ptrace(_PTRACE_GET_FILTER, number)
             except FileNotFoundError:
                 break
             program = ctypes.create_string_buffer(count * FILTER_BYTES)
-            traced(_PTRACE_GET_FILTER, number, program)
+            ptrace(_PTRACE_GET_FILTER, number, program)
             about = ctypes.create_string_buffer(struct.pack("QQ", number, 0))
-            traced(_PTRACE_GET_METADATA, len(about.raw) - 1, about)
+            ptrace(_PTRACE_GET_METADATA, len(about.raw) - 1, about)
             found.append((program.raw, struct.unpack_from("QQ", about.raw)[1]))
     finally:
-        traced(_PTRACE_DETACH)
+        ptrace(_PTRACE_DETACH)
     if not found:
         raise ValueError("the sandbox has no system call filter")
     return found

@@ -112,7 +112,7 @@ def own_user_namespace(owner: int) -> None:
 def _be_init(order: dict[str, Any], answer_fd: int, filters: Filters) -> NoReturn:
     config = order["config"]
 
-    def prepared() -> tuple[dict[str, Any], float]:
+    def prepare() -> tuple[dict[str, Any], float]:
         os.dup2(answer_fd, ANSWER_FD, inheritable=False)
         passing.close_all_but(ANSWER_FD)
         before = os.umask(0)
@@ -127,7 +127,7 @@ def _be_init(order: dict[str, Any], answer_fd: int, filters: Filters) -> NoRetur
         load_filters(filters)
         return config["process"], time.monotonic() + _START_DEADLINE_S
 
-    execute(prepared)
+    execute(prepare)
 
 
 def _mount_all(config: dict[str, Any]) -> None:

@@ -62,7 +62,7 @@ def test_nothing_runs_before_it_is_needed(place: Path) -> None:
     keeper = KeeperClient(place)
     assert keeper.keys() == set()
     assert keeper.process("key") is None
-    assert keeper.held("key") is None
+    assert keeper.open_held("key") is None
     keeper.drop("key")
     keeper.close()
     assert not place.parent.exists()
@@ -183,14 +183,14 @@ def test_descriptors_are_held(keeper: KeeperClient) -> None:
     for fd in (first_w, second_w):
         os.close(fd)
     assert read_end(first_r) == b""
-    held = keeper.held("end")
+    held = keeper.open_held("end")
     assert held is not None
     assert not os.get_inheritable(held)
     os.write(held, b"through it")
     os.close(held)
     assert keeper.process("end") is None
     keeper.drop("end")
-    assert keeper.held("end") is None
+    assert keeper.open_held("end") is None
     assert read_end(second_r) == b"through it"
 
 
@@ -246,7 +246,7 @@ def test_nonsense_is_refused_and_harms_nobody(keeper: KeeperClient, place: Path)
             stranger.connect(str(place))
             socket.send_fds(stranger, [data], [fd] * 6)
             assert "error" in json.loads(stranger.recv(1 << 16)), data
-    held = keeper.held("key")
+    held = keeper.open_held("key")
     assert held is not None
     for each in (held, fd):
         os.close(each)
@@ -281,7 +281,7 @@ def test_what_a_killed_daemon_leaves(place: Path) -> None:
         assert process.wait(DEADLINE_S) == code
         keeper.drop(key)
         assert (read_end(process.stdout_fd), read_end(process.stderr_fd)) == (said, b"")
-    fd = keeper.held("listener")
+    fd = keeper.open_held("listener")
     assert fd is not None
     with socket.socket(fileno=fd) as listener, socket.create_connection(("127.0.0.1", int(pids[0]))):
         listener.accept()[0].close()
@@ -344,7 +344,7 @@ def test_its_end_and_a_new_beginning_at_the_same_time(place: Path) -> None:
         for _ in range(5):
             client = KeeperClient(place)
             client.hold(f"key-{number}", 0)
-            held = client.held(f"key-{number}")
+            held = client.open_held(f"key-{number}")
             assert held is not None
             os.close(held)
             client.drop(f"key-{number}")
@@ -384,7 +384,7 @@ def test_a_keeper_that_is_killed(place: Path, adopts: bool) -> None:
         (pid,) = keeper_rig.keepers(path)
         os.kill(pid, signal.SIGKILL)
         keeper_rig.eventually(lambda: not keeper_rig.keepers(path), "the keeper lives")
-        print(keeper.keys(), keeper.process("key"), keeper.held("key"), os.path.exists("/proc/%d" % pid))
+        print(keeper.keys(), keeper.process("key"), keeper.open_held("key"), os.path.exists("/proc/%d" % pid))
         open("{place.parent.parent}/fifo", "w").close()
         try:
             print(process.wait(keeper_rig.DEADLINE_S))
