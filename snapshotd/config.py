@@ -365,7 +365,7 @@ class Config:
     given: frozenset[str] = frozenset()
     """Names of the settings that the environment gave."""
 
-    def shown(self) -> dict[str, Any]:
+    def without_secrets(self) -> dict[str, Any]:
         """Variable to value, without passwords and the token, which is no setting of the daemon's."""
         values = {item.metadata["variable"]: getattr(self, item.name) for item in settings() if item.name != "token"}
         return {name: _PASSWORD.sub("", v) if isinstance(v, str) else v for name, v in values.items()}
@@ -436,6 +436,6 @@ def config_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return (Path(base) if base.startswith("/") else Path(home, ".config")) / "snapshotd"
 
 
-def passed_on(names: Collection[str]) -> dict[str, str]:
+def read_variables(names: Collection[str]) -> dict[str, str]:
     """The variables among `names` that are set, for a program that this process starts."""
     return {name: os.environ[name] for name in names if name in os.environ}

@@ -51,7 +51,7 @@ class SnapshotdError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As Python's, but for classes that are made with more than their message."""
-        return _made_again, (type(self), self.args, vars(self))
+        return _make_again, (type(self), self.args, vars(self))
 
     @property
     def code(self) -> str:
@@ -63,7 +63,7 @@ class SnapshotdError(Exception):
         return {"error": {"code": self.code, "message": self.message}}
 
 
-def _made_again(kind: type[SnapshotdError], args: tuple[Any, ...], members: dict[str, Any]) -> SnapshotdError:
+def _make_again(kind: type[SnapshotdError], args: tuple[Any, ...], members: dict[str, Any]) -> SnapshotdError:
     """An error that was pickled or copied."""
     error = kind.__new__(kind)
     error.args = args

@@ -181,7 +181,7 @@ class HostRules:
             for rule in self.all
         )
 
-    def changed(self, allow: Iterable[str], deny: Iterable[str]) -> HostRules:
+    def with_changes(self, allow: Iterable[str], deny: Iterable[str]) -> HostRules:
         """The rules after hosts were allowed and denied. Denying takes a rule away; if others still allow its host,
         a rule that denies it is added. `*` denies everything: no rule is left. UsageError, LimitExceeded."""
         kept = {rule.text: rule for rule in self.all}

@@ -245,7 +245,7 @@ class Spending:
     def limited(self) -> bool:
         return any(one is not None for one in (self.seconds, self.calls, self.tokens, self.cost))
 
-    def exceeded(self, seconds: float, calls: int, tokens: int, cost: float) -> str | None:
+    def find_exceeded(self, seconds: float, calls: int, tokens: int, cost: float) -> str | None:
         """The first limit that is passed, in words."""
         for limit, used, unit in (
             (self.seconds, seconds, "seconds"),
@@ -270,7 +270,7 @@ def why_ended(
     if best_of is not None and sum(one.state == "scored" for one in branches) >= best_of:
         return f"{number_of(best_of, 'branch')} scored"
     calls, tokens = sum(one.calls for one in branches), sum(sum(one.tokens) for one in branches)
-    limit = stop.exceeded(seconds, calls, tokens, sum(one.cost for one in branches))
+    limit = stop.find_exceeded(seconds, calls, tokens, sum(one.cost for one in branches))
     return None if limit is None else f"more than {limit} were used"
 
 

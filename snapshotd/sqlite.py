@@ -115,13 +115,13 @@ class Database:
         form, path = self.form, self._path
         if path is not None:
             self._check_file(path)
-        with self._translated():
+        with self._translate_errors():
             self._conn = _connect(str(path or ":memory:"), form, self._write)
             self._conn.set_wal_hook(self._on_commit)
             if form.keeps_log:
                 _keep_log(self._conn)
             application, version = self.pragma("application_id"), self.pragma("user_version")
-            checksum_bytes = _reserved(self._conn, -1)
+            checksum_bytes = _reserve_bytes(self._conn, -1)
         if path is None:
             return
         if application != form.application_id:
@@ -176,7 +176,7 @@ class Database:
         with self.lock:
             try:
                 return self.connection.execute(sql, values).fetchall()
-            except apsw.Error as exc:  # not `_translated`, which takes as long as a small statement
+            except apsw.Error as exc:  # not `_translate_errors`, which takes as long as a small statement
                 raise self._meaning(exc) from exc
 
     def read_one(self, sql: str, values: Sequence[Value] = ()) -> Row | None:
@@ -189,7 +189,7 @@ class Database:
         of `lock`."""
         turns.give_way()  # not below: a step may wait for the lock
         page: list[Row] = []
-        with self.lock, self._translated():
+        with self.lock, self._translate_errors():
             cursor = self.connection.execute(sql, values)
             for row in cursor:
                 page.append(row)
@@ -211,7 +211,7 @@ class Database:
 
     def write_many(self, sql: str, values: Iterable[Sequence[Value]]) -> None:
         """Run one statement once per item."""
-        with self._translated():
+        with self._translate_errors():
             self.connection.executemany(sql, values).fetchall()
 
     @contextmanager
@@ -275,7 +275,7 @@ class Database:
 
     def checkpoint(self) -> None:
         """Put what is in the WAL into the file itself, durably, as far as no other process reads an earlier state."""
-        with self.lock, self._translated():
+        with self.lock, self._translate_errors():
             self.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def problems(self) -> list[str]:
@@ -283,7 +283,7 @@ class Database:
         its own: so no thread waits for the lock, and a page that is damaged on the disk is not answered from memory."""
         connection = self.connection
         try:
-            with self._translated():
+            with self._translate_errors():
                 if self._path is not None:
                     connection = _connect(str(self._path), self.form, False)
                 found = connection.execute("PRAGMA integrity_check(100)")
@@ -335,7 +335,7 @@ class Database:
             os.ftruncate(self._wal_fd, size)  # the commit may still have room, and so may other files
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except apsw.Error as exc:
@@ -383,7 +383,7 @@ def _create(path: Path, form: Form, script: str) -> None:
         try:
             with closing(_connect(str(new), form, True)) as conn:
                 if form.checksums:
-                    _reserved(conn, _CHECKSUM_BYTES)
+                    _reserve_bytes(conn, _CHECKSUM_BYTES)
                 conn.execute(
                     f"PRAGMA application_id = {form.application_id}; BEGIN; {script}; COMMIT; PRAGMA journal_mode = WAL"
                 ).fetchall()
@@ -431,7 +431,7 @@ def set_aside(path: Path, kept: Path) -> None:
             os.rename(f"{path}{suffix}", f"{kept}{suffix}")
 
 
-def _reserved(connection: apsw.Connection, count: int) -> int:
+def _reserve_bytes(connection: apsw.Connection, count: int) -> int:
     """Bytes at the end of each page that are not SQLite's; sets them, from the next `VACUUM` or the first page on,
     unless `count` is -1."""
     number = ctypes.c_int(count)

@@ -239,7 +239,7 @@ class ToolCall:
     stderr: BlobID | None = None
     damaged: tuple[DamagedOutput, ...] = ()
 
-    def lost(self, which: OutputKind) -> DamagedOutput | None:
+    def damage_of(self, which: OutputKind) -> DamagedOutput | None:
         """The output, if it is damaged for good."""
         return next((one for one in self.damaged if one.which == which), None)
 

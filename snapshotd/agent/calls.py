@@ -78,7 +78,7 @@ class Call:
         self.connection: Optional[Link] = None
         """The one it has to be ended on, if that is not the session's own."""
 
-    def begun(self, answer: Dict[str, Any], sent: Dict[str, Any]) -> None:
+    def take_answer(self, answer: Dict[str, Any], sent: Dict[str, Any]) -> None:
         """The intent is recorded, and `answer` says what to do now."""
         if "replayed" in answer:
             self.open = False
@@ -88,17 +88,17 @@ class Call:
         self.key = answer.get("key") or self.key
         if "arguments" in answer:
             try:
-                self.args, self.kwargs = self.spec.edited(self.args, self.kwargs, sent, answer["arguments"])
+                self.args, self.kwargs = self.spec.apply_edit(self.args, self.kwargs, sent, answer["arguments"])
             except BaseException as exc:
-                self.failed(exc)
+                self.fail(exc)
                 raise
 
-    def done(self, result: Any) -> None:
+    def end(self, result: Any) -> None:
         """Record the outcome, and return when the snapshot is taken."""
         fields: Dict[str, Any] = {"status": "done"}
-        self._end(fields, result, result)
+        self._record_end(fields, result, result)
 
-    def failed(self, error: BaseException, result: Any = None) -> None:
+    def fail(self, error: BaseException, result: Any = None) -> None:
         """Record the exception and the result before it, and return when the snapshot is taken."""
         try:
             message = clean(str(error))
@@ -108,9 +108,9 @@ class Call:
         text = "{}: {}".format(kind, message) if message else kind
         if result is None and type(error).__module__ == "subprocess" and hasattr(error, "stderr"):
             result = outputs(error) or None
-        self._end({"status": "failed", "error": bound(text, ERROR_LIMIT_BYTES)}, result, error)
+        self._record_end({"status": "failed", "error": bound(text, ERROR_LIMIT_BYTES)}, result, error)
 
-    def _end(self, fields: Dict[str, Any], result: Any, outcome: Any) -> None:
+    def _record_end(self, fields: Dict[str, Any], result: Any, outcome: Any) -> None:
         self.open = False
         if not self.recorded or self.pid != os.getpid():
             return  # a child that was forked inside the tool returns too; the call is its parent's
@@ -123,7 +123,7 @@ class Call:
         body = (
             None
             if fields["status"] == "failed" and result is None
-            else put(fields, "result", _within_limit(self.spec.recorded(result)))
+            else put(fields, "result", _within_limit(self.spec.to_record(result)))
         )
         try:
             session.request("call_end", fields, body, park=self.spec.kind != "model", connection=self.connection)
@@ -171,7 +171,7 @@ def begin(spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any], **extra: An
     if waiting is not None:
         answer = waiting[0].answer()
         call.connection = waiting[0].connection
-        call.begun(answer, waiting[1])
+        call.take_answer(answer, waiting[1])
     return call
 
 
@@ -179,9 +179,9 @@ async def begin_async(spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any],
     """`begin`, and an event loop goes on while a person is asked."""
     call, waiting = _send(spec, args, kwargs, extra)
     if waiting is not None:
-        answer = await waiting[0].answered()
+        answer = await waiting[0].answer_async()
         call.connection = waiting[0].connection
-        call.begun(answer, waiting[1])
+        call.take_answer(answer, waiting[1])
     return call
 
 

@@ -104,7 +104,7 @@ class _Walk:
         elif issubclass(kind, set):
             yield from self.of(frozenset(value))
         elif issubclass(kind, (functools.partial, functools.partialmethod)):
-            yield from self.of((self._given(value.func), value.args, value.keywords))
+            yield from self.of((self._adopt(value.func), value.args, value.keywords))
         elif issubclass(kind, property):
             yield from self.of((value.fget, value.fset, value.fdel))
         elif issubclass(kind, (staticmethod, classmethod)):
@@ -122,14 +122,14 @@ class _Walk:
         wrapped = inspect.getattr_static(value, "__wrapped__", None)
         if wrapped is not None:
             yield "wraps"
-            yield from self.of(self._given(wrapped))
+            yield from self.of(self._adopt(wrapped))
 
     def _is_own(self, value: Any) -> bool:
         """`__module__` of a wrapper is that of the function that it wraps; its global names tell its own."""
         names = getattr(value, "__globals__", None) if isinstance(value, types.FunctionType) else None
         return (value.__module__ if names is None else names.get("__name__")) in self._modules
 
-    def _given(self, value: Any) -> Any:
+    def _adopt(self, value: Any) -> Any:
         """The value, which a decorator was given. The module of a function counts as the tool's, since the decorator's
         may be none of the program's."""
         if isinstance(value, types.FunctionType) and not _is_installed(value.__globals__.get("__file__")):
@@ -147,7 +147,7 @@ class _Walk:
             except ValueError:
                 yield "empty"
             else:
-                yield from self.of(self._given(inside))
+                yield from self.of(self._adopt(inside))
         for name in sorted(_names(function.__code__)) if own else ():
             if name in function.__globals__:
                 yield name
@@ -167,7 +167,7 @@ class _Walk:
         for name, inside in sorted(_state(value, kind).items()):
             if own or isinstance(inside, (types.FunctionType, types.MethodType, functools.partial)):
                 yield name
-                yield from self.of(self._given(inside))
+                yield from self.of(self._adopt(inside))
 
     def _code(self, code: types.CodeType) -> Iterator[str]:
         yield code.co_code.hex()

@@ -40,14 +40,14 @@ def main(arguments: Optional[List[str]] = None) -> int:
     try:
         return int(options.action(options))
     except Denied as exc:
-        return _failed(exc, DENIED)
+        return _report(exc, DENIED)
     except SnapshotdUnavailable as exc:
-        return _failed(exc, UNAVAILABLE)
+        return _report(exc, UNAVAILABLE)
     except (SnapshotdError, ValueError, TypeError, OSError) as exc:
-        return _failed(exc, REFUSED)
+        return _report(exc, REFUSED)
 
 
-def _failed(error: BaseException, status: int) -> int:
+def _report(error: BaseException, status: int) -> int:
     warn(str(error))
     return status
 
@@ -246,7 +246,7 @@ def _run(options: argparse.Namespace) -> int:
         try:
             return runner.status_of(subprocess.run(options.command, check=False).returncode)
         except FileNotFoundError as exc:
-            return _failed(exc, 127)
+            return _report(exc, 127)
     return runner.run(_fields(options), options.command, options.arguments)
 
 
@@ -276,7 +276,7 @@ def _state_get(options: argparse.Namespace) -> int:
     if options.key is None:
         return _print(dict(state))
     if options.key not in state:
-        return _failed(KeyError("the state has no {}".format(options.key)), REFUSED)
+        return _report(KeyError("the state has no {}".format(options.key)), REFUSED)
     sys.stdout.write(json.dumps(state[options.key]) + "\n")
     return 0
 

@@ -53,7 +53,7 @@ def start(fields: Dict[str, Any], body: Optional[bytes]) -> Dict[str, Any]:
         said = pipe.read()
     if not said:
         raise SnapshotdUnavailable("The process that holds the call ended before it began; try again.")
-    return _unpacked(json.loads(said.decode("utf-8")))
+    return _unpack(json.loads(said.decode("utf-8")))
 
 
 def forward(call: str, op: str, fields: Dict[str, Any], result: Any = None) -> Dict[str, Any]:
@@ -65,21 +65,21 @@ def forward(call: str, op: str, fields: Dict[str, Any], result: Any = None) -> D
             raise SnapshotdError(
                 "No call {} is open in this sandbox: begin it first, and end it once.".format(call), "NotFound"
             ) from None
-        if not _trusted(connected):
+        if not _is_trusted(connected):
             raise SnapshotdError("Another user holds the call {}; end it as that one.".format(call), "NotPermitted")
         connected.sendall(encode({"op": op, "fields": fields, "result": result}))
         connected.shutdown(socket.SHUT_WR)
         said = _read(connected, None)
     if not said:
         raise SnapshotdUnavailable("The process that holds the call {} ended; its outcome is not known.".format(call))
-    return _unpacked(json.loads(said.decode("utf-8")))
+    return _unpack(json.loads(said.decode("utf-8")))
 
 
 def _address(call: str) -> str:
     return "\0snapshotd-call-" + call
 
 
-def _unpacked(said: Dict[str, Any]) -> Dict[str, Any]:
+def _unpack(said: Dict[str, Any]) -> Dict[str, Any]:
     if "error" in said:
         if said["error"]["code"] == "Denied":
             raise Denied(said["error"]["message"])
@@ -97,7 +97,7 @@ def _hold(fields: Dict[str, Any], body: Optional[bytes], writing: int) -> None:
     listener.bind(_address(fields["call"]))
     listener.listen(8)
     _let_go([writing, listener.fileno()])
-    said, connection = _begun(fields, body)
+    said, connection = _begin(fields, body)
     try:
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(encode(said))
@@ -107,7 +107,7 @@ def _hold(fields: Dict[str, Any], body: Optional[bytes], writing: int) -> None:
         _serve(listener, fields["call"], connection)
 
 
-def _begun(fields: Dict[str, Any], body: Optional[bytes]) -> Tuple[Dict[str, Any], Optional[Link]]:
+def _begin(fields: Dict[str, Any], body: Optional[bytes]) -> Tuple[Dict[str, Any], Optional[Link]]:
     """The daemon's answer, and the connection of its own that the call has then."""
     try:
         waiting = session.begin_call(fields, body)
@@ -156,7 +156,7 @@ def _answer(listener: socket.socket, call: str, connection: Optional[Link]) -> b
     with client:
         try:
             client.settimeout(_STALL_S)
-            if not _trusted(client):
+            if not _is_trusted(client):
                 return False
             request = json.loads(_read(client, session.body_limit_bytes).decode("utf-8"))
             if request["op"] not in _FORWARDED:
@@ -179,7 +179,7 @@ def _answer(listener: socket.socket, call: str, connection: Optional[Link]) -> b
         return ending
 
 
-def _trusted(connected: socket.socket) -> bool:
+def _is_trusted(connected: socket.socket) -> bool:
     pid, uid, _ = struct.unpack(
         "3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     )

@@ -73,19 +73,19 @@ def _reply(value: Any) -> Any:
 class _Model(Spec):
     """A function that calls a model."""
 
-    def recorded(self, value: Any) -> Any:
-        return _dumped(value, 0)
+    def to_record(self, value: Any) -> Any:
+        return _dump(value, 0)
 
-    def saw(self, call: Call, value: Any) -> None:
+    def observe(self, call: Call, value: Any) -> None:
         call.reported.update(usage_of(value))
 
-    def ended(self, call: Call, result: Any) -> Any:
+    def end(self, call: Call, result: Any) -> Any:
         if hasattr(result, "__next__"):
-            return _streamed(self, call, result)
+            return _record_stream(self, call, result)
         if hasattr(result, "__anext__") or (hasattr(result, "__aiter__") and not isinstance(result, dict)):
-            return _streamed_async(self, call, result)
-        self.saw(call, result)
-        return super().ended(call, result)
+            return _record_stream_async(self, call, result)
+        self.observe(call, result)
+        return super().end(call, result)
 
     def outcome(self, replayed: Replayed) -> Any:
         result = replayed.result
@@ -101,45 +101,45 @@ class _Direct(_Model):
     """The function of `model(name, request, call=function)`, which takes no arguments: the request is only recorded."""
 
     def __init__(self, function: Callable[[], Any], name: str, **options: Any) -> None:
-        async def awaited(request: Any) -> Any:
+        async def await_it(request: Any) -> Any:
             return await function()
 
         super().__init__(
-            awaited if inspect.iscoroutinefunction(function) else lambda request: function(), name, **options
+            await_it if inspect.iscoroutinefunction(function) else lambda request: function(), name, **options
         )
         self.scope = getattr(function, "__globals__", {})
 
 
-def _streamed(spec: Spec, call: Call, stream: Iterator[Any]) -> Iterator[Any]:
+def _record_stream(spec: Spec, call: Call, stream: Iterator[Any]) -> Iterator[Any]:
     seen = Items()
     try:
         for item in stream:
-            spec.saw(call, item)
-            seen.add(spec.recorded(item))
+            spec.observe(call, item)
+            seen.add(spec.to_record(item))
             yield item
     except GeneratorExit:  # the program had enough
-        call.done(seen.record(streamed="sync"))
+        call.end(seen.record(streamed="sync"))
         raise
     except BaseException as exc:
-        call.failed(exc, seen.record(streamed="sync"))
+        call.fail(exc, seen.record(streamed="sync"))
         raise
-    call.done(seen.record(streamed="sync"))
+    call.end(seen.record(streamed="sync"))
 
 
-async def _streamed_async(spec: Spec, call: Call, stream: Any) -> AsyncIterator[Any]:
+async def _record_stream_async(spec: Spec, call: Call, stream: Any) -> AsyncIterator[Any]:
     seen = Items()
     try:
         async for item in stream:
-            spec.saw(call, item)
-            seen.add(spec.recorded(item))
+            spec.observe(call, item)
+            seen.add(spec.to_record(item))
             yield item
     except GeneratorExit:
-        call.done(seen.record(streamed="async"))
+        call.end(seen.record(streamed="async"))
         raise
     except BaseException as exc:
-        call.failed(exc, seen.record(streamed="async"))
+        call.fail(exc, seen.record(streamed="async"))
         raise
-    call.done(seen.record(streamed="async"))
+    call.end(seen.record(streamed="async"))
 
 
 def _again(spec: Spec, replayed: Replayed) -> Iterator[Any]:
@@ -167,14 +167,14 @@ class _AsyncStream:
         return self
 
 
-def _dumped(value: Any, depth: int) -> Any:
+def _dump(value: Any, depth: int) -> Any:
     """A reply as JSON: objects of providers' libraries can convert themselves."""
     if depth > _DEPTH or isinstance(value, (str, int, float, type(None))):
         return value
     if isinstance(value, dict):
-        return {key: _dumped(item, depth + 1) for key, item in value.items()}
+        return {key: _dump(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_dumped(item, depth + 1) for item in value]
+        return [_dump(item, depth + 1) for item in value]
     dump = getattr(value, "model_dump", None)
     options = {"mode": "json"} if callable(dump) else {}
     dump = dump if callable(dump) else getattr(value, "to_dict", None)
@@ -194,7 +194,7 @@ def usage_of(reply: Any) -> Dict[str, Any]:
         usage = _field(_field(reply, "message"), "usage")
     if usage is None:
         return {}
-    named = _dumped(usage, 0)
+    named = _dump(usage, 0)
     if not isinstance(named, dict):
         named = dict(getattr(usage, "__dict__", {}))
     found: Dict[str, Any] = {}

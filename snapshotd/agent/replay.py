@@ -15,7 +15,7 @@ import re
 import sys
 from typing import Any, Dict, Iterator, Optional, Type
 
-from snapshotd.agent.wire.values import restored, restored_outputs
+from snapshotd.agent.wire.values import restore, restore_outputs
 
 _CLASS_LIMIT = 20000
 _OS_ERROR = re.compile(r"\[Errno (\d+)\] (.*?)(?:: (.*?))?(?: -> (.*))?\Z", re.DOTALL)
@@ -48,31 +48,31 @@ class Replayed:
         """The result, or the exception raised. `scope`: the names of the module that the function comes from."""
         if self.status != "done":
             raise self.exception(scope)
-        return restored(self.result)
+        return restore(self.result)
 
     def exception(self, scope: Dict[str, Any]) -> BaseException:
         """The exception, as like the recorded one as it can be had."""
         text = self.error or "ReplayedError: the recorded outcome of this call is {}".format(self.status)
         name, _, message = text.partition(": ")
         if name == "CalledProcessError" or name == "TimeoutExpired":
-            made = self._of_a_command(name, message)
+            made = self._make_command_exception(name, message)
             if made is not None:
                 return made
-        kind = _class_named(name, scope)
+        kind = _find_class(name, scope)
         if kind is None:
             known = name.isidentifier()
             return ReplayedError(message if known else text, name if known else "Exception")
-        return _made(kind, message)
+        return _make_exception(kind, message)
 
-    def _of_a_command(self, name: str, message: str) -> Optional[BaseException]:
-        import subprocess  # as `restored`
+    def _make_command_exception(self, name: str, message: str) -> Optional[BaseException]:
+        import subprocess  # as `restore`
 
         found = _COMMAND.match(message)
         if found is None:
             return None
         text = found.group(1)[1:-1]  # without the quotes; a list's repr, or the command line itself
         command = _literal(text) if text.startswith(("[", "(")) else text
-        output = restored_outputs(self.result if isinstance(self.result, dict) else {})
+        output = restore_outputs(self.result if isinstance(self.result, dict) else {})
         if name == "TimeoutExpired":
             return subprocess.TimeoutExpired(command, float(found.group(2) or 0), output["stdout"], output["stderr"])
         code = self.exit_code if self.exit_code is not None else 1
@@ -81,17 +81,17 @@ class Replayed:
         )
 
 
-def _class_named(name: str, scope: Dict[str, Any]) -> Optional[Type[BaseException]]:
+def _find_class(name: str, scope: Dict[str, Any]) -> Optional[Type[BaseException]]:
     if name == "CancelledError" and "asyncio" in sys.modules:
         return sys.modules["asyncio"].CancelledError  # type: ignore[no-any-return]
     for candidate in (getattr(builtins, name, None), scope.get(name)):
         if isinstance(candidate, type) and issubclass(candidate, BaseException):
             return candidate
-    found = {candidate for candidate in _loaded(BaseException) if candidate.__name__ == name}
+    found = {candidate for candidate in _loaded_classes(BaseException) if candidate.__name__ == name}
     return found.pop() if len(found) == 1 else None
 
 
-def _loaded(base: Type[BaseException]) -> Iterator[Type[BaseException]]:
+def _loaded_classes(base: Type[BaseException]) -> Iterator[Type[BaseException]]:
     waiting, seen = [base], {base}
     while waiting and len(seen) < _CLASS_LIMIT:
         for kind in type.__subclasses__(waiting.pop()):
@@ -101,7 +101,7 @@ def _loaded(base: Type[BaseException]) -> Iterator[Type[BaseException]]:
                 yield kind
 
 
-def _made(kind: Type[BaseException], message: str) -> BaseException:
+def _make_exception(kind: Type[BaseException], message: str) -> BaseException:
     """An instance whose text is `message`."""
     found = _OS_ERROR.match(message) if issubclass(kind, OSError) else None
     try:

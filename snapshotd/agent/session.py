@@ -123,9 +123,9 @@ class Session:
                 fields = dict(fields, rid=os.urandom(16).hex())
             finish(link.connecting())  # before parking: only the daemon knows whether this is a replay
             if park or (replayed and self.replaying):
-                with _parked() as (_, note):
-                    return self._heard(finish(link.requesting(op, dict(note, **fields), body)))
-            return self._heard(finish(link.requesting(op, fields, body)))
+                with _park() as (_, note):
+                    return self._note_answer(finish(link.requesting(op, dict(note, **fields), body)))
+            return self._note_answer(finish(link.requesting(op, fields, body)))
 
     def begin_call(self, fields: Dict[str, Any], body: Optional[bytes] = None) -> "Waiting":
         """Send a `call_begin`. Raises as `request`."""
@@ -143,10 +143,13 @@ class Session:
         with self._exclusively(op):
             with _signals_deferred():
                 finish(self._link.connecting())
-                with _parked() as (place, note):
+                with _park() as (place, note):
                     if place is not None or self.replaying:
                         return Waiting(
-                            self, None, None, self._heard(finish(self._link.requesting(op, dict(note, **fields), body)))
+                            self,
+                            None,
+                            None,
+                            self._note_answer(finish(self._link.requesting(op, dict(note, **fields), body))),
                         )
             own = Link(self)
             self._own.add(own)
@@ -176,13 +179,13 @@ class Session:
             self._own.discard(connection)
             connection.disconnect()
 
-    def greeted(self, answer: Dict[str, Any]) -> None:
+    def on_hello(self, answer: Dict[str, Any]) -> None:
         """A daemon has answered `hello`, on any connection of this process."""
         self.body_limit_bytes = int(answer.get("body_limit_bytes", self.body_limit_bytes))
         self.replaying = bool(answer.get("replaying", self.replaying))
         self.was_inside = self.patient = True
 
-    def _heard(self, answer: Dict[str, Any]) -> Dict[str, Any]:
+    def _note_answer(self, answer: Dict[str, Any]) -> Dict[str, Any]:
         if answer.get("live"):
             self.replaying = False
         if "replayed" in answer:
@@ -236,16 +239,16 @@ class Waiting:
     def answer(self) -> Dict[str, Any]:
         """Wait for the answer. Raises as `Session.request`; then, and when it is interrupted, the connection is
         closed."""
-        while "later" in self._first():
+        while "later" in self._await_first():
             time.sleep(_LATER_S)
             self._repeat()
-        return self._first()
+        return self._await_first()
 
-    def _first(self) -> Dict[str, Any]:
+    def _await_first(self) -> Dict[str, Any]:
         if self._answer is None:
             assert self._steps is not None
             try:
-                self._answer = self._owner._heard(finish(self._steps))
+                self._answer = self._owner._note_answer(finish(self._steps))
             except BaseException:
                 self._owner.release(self.connection)
                 raise
@@ -257,18 +260,18 @@ class Waiting:
         other = self.again()
         self.connection, self._steps, self._answer = other.connection, other._steps, other._answer
 
-    async def answered(self) -> Dict[str, Any]:
+    async def answer_async(self) -> Dict[str, Any]:
         """`answer` for a coroutine: other tasks of an asyncio event loop run meanwhile, also while a daemon is waited
         for. Under other loops they wait."""
         loop = _running_loop()
         if loop is None:
             return self.answer()
-        while "later" in await self._first_in(loop):
+        while "later" in await self._await_first_in(loop):
             await sys.modules["asyncio"].sleep(_LATER_S)
             self._repeat()
-        return self._first()
+        return self._await_first()
 
-    async def _first_in(self, loop: Any) -> Dict[str, Any]:
+    async def _await_first_in(self, loop: Any) -> Dict[str, Any]:
         if self._answer is not None:
             return self._answer
         assert self._steps is not None
@@ -282,7 +285,7 @@ class Waiting:
                     await sys.modules["asyncio"].sleep(pause_s)
                 pause_s = next(self._steps)
         except StopIteration as end:
-            self._answer = self._owner._heard(end.value)
+            self._answer = self._owner._note_answer(end.value)
             return self._answer
         except BaseException:
             self._owner.release(self.connection)
@@ -307,7 +310,7 @@ def _running_loop() -> Any:
 
 
 @contextmanager
-def _parked() -> Iterator[Tuple[Optional[parking.Place], Dict[str, Any]]]:
+def _park() -> Iterator[Tuple[Optional[parking.Place], Dict[str, Any]]]:
     """Parked inside the block, if that is possible. Gives the place and the fields that tell the daemon so."""
     collecting = gc.isenabled()
     gc.disable()  # a finaliser that closes a file would close the placeholder under its number

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence,
 
 from snapshotd.agent import code
 from snapshotd.agent.replay import Replayed
-from snapshotd.agent.wire.values import clean, label, restored
+from snapshotd.agent.wire.values import clean, label, restore
 
 if TYPE_CHECKING:
     from snapshotd.agent.calls import Call
@@ -82,7 +82,7 @@ class Spec:
                 return named
         return {"args": list(args), "kwargs": kwargs}
 
-    def edited(
+    def apply_edit(
         self, args: Tuple[Any, ...], kwargs: Dict[str, Any], sent: Dict[str, Any], new: Any
     ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
         """The arguments to run with after the approver changed them from `sent` to `new`, both as recorded. A value
@@ -128,16 +128,16 @@ class Spec:
 
     # -- what a model call does otherwise (models.py) --
 
-    def recorded(self, value: Any) -> Any:
+    def to_record(self, value: Any) -> Any:
         """The part of a result or a generator's item that is recorded."""
         return value
 
-    def saw(self, call: "Call", value: Any) -> None:
+    def observe(self, call: "Call", value: Any) -> None:
         """The running call has produced a result or an item."""
 
-    def ended(self, call: "Call", result: Any) -> Any:
+    def end(self, call: "Call", result: Any) -> Any:
         """The function has returned: record the result, and return the program's value."""
-        call.done(result)
+        call.end(result)
         return result
 
     def outcome(self, replayed: Replayed) -> Any:
@@ -146,7 +146,7 @@ class Spec:
 
     def item(self, recorded: Any) -> Any:
         """The program's value for a recorded item."""
-        return restored(recorded)
+        return restore(recorded)
 
 
 def _receiver(function: Callable[..., Any], signature: Optional[inspect.Signature]) -> Optional[str]:

@@ -29,12 +29,12 @@ class State(MutableMapping[str, Any]):
         self._values = None
 
     def __getitem__(self, key: str) -> Any:
-        return strict(self._loaded()[key])
+        return strict(self._load()[key])
 
     def __setitem__(self, key: str, value: Any) -> None:
         key, copy = label("A key of the state", key), strict(value)
         with self._lock:
-            values = self._loaded()
+            values = self._load()
             if session.inside():
                 fields = dict(within(), key=key)
                 session.request("state_set", fields, put(fields, "value", copy))
@@ -42,7 +42,7 @@ class State(MutableMapping[str, Any]):
 
     def __delitem__(self, key: str) -> None:
         with self._lock:
-            values = self._loaded()
+            values = self._load()
             if key not in values:
                 raise KeyError(key)
             if session.inside():
@@ -50,15 +50,15 @@ class State(MutableMapping[str, Any]):
             del values[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(list(self._loaded()))
+        return iter(list(self._load()))
 
     def __len__(self) -> int:
-        return len(self._loaded())
+        return len(self._load())
 
     def __repr__(self) -> str:
-        return "<state {!r}>".format(self._loaded())
+        return "<state {!r}>".format(self._load())
 
-    def _loaded(self) -> Dict[str, Any]:
+    def _load(self) -> Dict[str, Any]:
         with self._lock:
             if self._values is None:
                 self._values = dict(session.request("state", {})["body"]) if session.inside() else {}

@@ -47,10 +47,10 @@ class Task:
         raise TaskSkipped(why, self)
 
     def __call__(self, function: F) -> F:
-        return cast(F, _decorated(function, self.name, self.depends))
+        return cast(F, _decorate(function, self.name, self.depends))
 
     def __enter__(self) -> "Task":
-        self._enter(begin(self._declared(Spec(self._body, self.name, kind="task")), (), {}))
+        self._enter(begin(self._declare(Spec(self._body, self.name, kind="task")), (), {}))
         return self
 
     def __exit__(
@@ -69,7 +69,7 @@ class Task:
     def _body(self) -> None:
         """Stands in for the function of a `with` block."""
 
-    def _declared(self, spec: Spec) -> Spec:
+    def _declare(self, spec: Spec) -> Spec:
         """The task is in progress. The daemon refuses it (Conflict) if it depends on one that has not completed."""
         if self.name is None:
             raise TypeError('A task in a with statement needs a name: with task("name"):')
@@ -93,14 +93,14 @@ class Task:
             return False  # a child that was forked in the task comes here too; the task is its parent's
         if error is None:
             change(name, "completed")
-            call.done(self.result)
+            call.end(self.result)
             return False
         if isinstance(error, TaskSkipped):
             change(name, "skipped", note=clean(str(error)))
-            call.done(None)
+            call.end(None)
             return error.task in (None, self)  # else an outer task is skipped, and this one with it
         change(name, "failed", note="{}: {}".format(type(error).__name__, text_of(error)))
-        call.failed(error)
+        call.fail(error)
         return False
 
 
@@ -121,7 +121,7 @@ class _Tasks:
         characters.
         """
         if callable(name):
-            return _decorated(name, None, list(depends))
+            return _decorate(name, None, list(depends))
         return Task(name, depends)
 
     def plan(self, *names: str) -> None:
@@ -147,7 +147,7 @@ def tasks() -> List[Dict[str, Any]]:
         return [dict(entry, depends=list(entry["depends"])) for entry in _outside.values()]
 
 
-def _decorated(function: Any, name: Optional[str], depends: List[str]) -> Any:
+def _decorate(function: Any, name: Optional[str], depends: List[str]) -> Any:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError("A generator cannot be a task; use `with task(...)` in it.")
     spec = Spec(function, name, kind="task")
@@ -156,7 +156,7 @@ def _decorated(function: Any, name: Optional[str], depends: List[str]) -> Any:
         @functools.wraps(function)
         async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
             current = Task(spec.name, depends)
-            call = await begin_async(current._declared(spec), args, kwargs, skippable=True)
+            call = await begin_async(current._declare(spec), args, kwargs, skippable=True)
             if call.replayed is not None:
                 return spec.outcome(call.replayed)
             with _Running(current, call):
@@ -168,7 +168,7 @@ def _decorated(function: Any, name: Optional[str], depends: List[str]) -> Any:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         current = Task(spec.name, depends)
-        call = begin(current._declared(spec), args, kwargs, skippable=True)
+        call = begin(current._declare(spec), args, kwargs, skippable=True)
         if call.replayed is not None:
             return spec.outcome(call.replayed)
         with _Running(current, call):

@@ -121,13 +121,13 @@ def _sync_tool(spec: Spec) -> Callable[..., Any]:
         try:
             result = spec.function(*call.args, **call.kwargs)
         except BaseException as exc:
-            call.failed(exc)
+            call.fail(exc)
             raise
         finally:
             innermost.reset(token)
         if inspect.iscoroutine(result):
-            return _awaited(spec, call, result)
-        return spec.ended(call, result)
+            return _await_and_end(spec, call, result)
+        return spec.end(call, result)
 
     return wrapper
 
@@ -146,21 +146,21 @@ def _async_tool(spec: Spec) -> Callable[..., Any]:
         async def work() -> Any:
             return await spec.function(*call.args, **call.kwargs)
 
-        return await _awaited(spec, call, work())
+        return await _await_and_end(spec, call, work())
 
     return wrapper
 
 
-async def _awaited(spec: Spec, call: Call, work: Awaitable[Any]) -> Any:
+async def _await_and_end(spec: Spec, call: Call, work: Awaitable[Any]) -> Any:
     token = innermost.set(call)
     try:
         result = await work
     except BaseException as exc:
-        call.failed(exc)
+        call.fail(exc)
         raise
     finally:
         innermost.reset(token)
-    return spec.ended(call, result)
+    return spec.end(call, result)
 
 
 class Items:
@@ -221,18 +221,18 @@ def _generator_tool(spec: Spec) -> Callable[..., Any]:
                     step = functools.partial(next, inner)
                 item = step()
             except StopIteration as stop:
-                call.done(seen.record(**{"return": stop.value}))
+                call.end(seen.record(**{"return": stop.value}))
                 return stop.value
             except GeneratorExit:  # the consumer had enough
-                call.done(seen.record(**{"return": None}))
+                call.end(seen.record(**{"return": None}))
                 raise
             except BaseException as exc:
-                call.failed(exc, seen.record())
+                call.fail(exc, seen.record())
                 raise
             finally:
                 innermost.reset(token)
-            spec.saw(call, item)
-            seen.add(spec.recorded(item))
+            spec.observe(call, item)
+            seen.add(spec.to_record(item))
             try:
                 sent = yield item
                 step = functools.partial(inner.send, sent)
@@ -263,17 +263,17 @@ def _async_generator_tool(spec: Spec) -> Callable[..., Any]:
                     step = inner.__anext__
                 item = await step()
             except (StopAsyncIteration, GeneratorExit) as end:
-                call.done(seen.record())
+                call.end(seen.record())
                 if isinstance(end, GeneratorExit):
                     raise
                 return
             except BaseException as exc:
-                call.failed(exc, seen.record())
+                call.fail(exc, seen.record())
                 raise
             finally:
                 innermost.set(before)  # not reset(): the next item may be asked for from another context
-            spec.saw(call, item)
-            seen.add(spec.recorded(item))
+            spec.observe(call, item)
+            seen.add(spec.to_record(item))
             try:
                 sent = yield item
                 step = functools.partial(inner.asend, sent)

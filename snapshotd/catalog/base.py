@@ -32,7 +32,7 @@ from snapshotd.catalog.parts import (
     SnapshotRow,
     TrajectoryTotals,
 )
-from snapshotd.catalog.tenancy import present_tenant, seen_by
+from snapshotd.catalog.tenancy import as_tenant, present_tenant
 from snapshotd.types import (
     BlobID,
     CallID,
@@ -69,8 +69,8 @@ __all__ = [
     "RequestTable",
     "SnapshotRow",
     "TrajectoryTotals",
+    "as_tenant",
     "present_tenant",
-    "seen_by",
 ]
 
 

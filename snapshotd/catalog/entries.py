@@ -12,7 +12,7 @@ from typing import Any
 
 from snapshotd.catalog import rows
 from snapshotd.catalog.database import CatalogDatabase, Row
-from snapshotd.catalog.lookup import CANDIDATES, check_unique, id_range, no, searchable
+from snapshotd.catalog.lookup import CANDIDATES, check_unique, id_range, no_such, searchable
 from snapshotd.errors import Conflict, InternalError, UsageError
 from snapshotd.types import (
     ID_HEX_CHARS,
@@ -86,7 +86,7 @@ def get_entry(db: CatalogDatabase, entry_id: CallID) -> JournalEntry:
     """See `Catalog.entry`."""
     row = db.read_one(ENTRY_SELECT + "WHERE e.id = ?", (entry_id,)) if searchable(entry_id) else None
     if row is None:
-        raise no("journal entry", entry_id)
+        raise no_such("journal entry", entry_id)
     return decode_entry(row)
 
 
@@ -100,7 +100,7 @@ def find_entry(db: CatalogDatabase, ref: str) -> tuple[TrajectoryID, JournalEntr
             (*id_range(ref), CANDIDATES + 1),
         )
     if not found:
-        raise no("journal entry", ref)
+        raise no_such("journal entry", ref)
     check_unique(ref, [row[0] for row in found])
     return TrajectoryID(found[0][1]), get_entry(db, CallID(found[0][0]))
 
@@ -179,7 +179,7 @@ def end_entry(db: CatalogDatabase, trajectory: int, ended: Ended) -> None:
         (ended.id, trajectory),
     )
     if row is None:
-        raise no("open journal entry", ended.id)
+        raise no_such("open journal entry", ended.id)
     number, details = row
     with rows.intact("journal entry", (ended.id,)):
         merged = {**({} if details is None else json.loads(details)), **ended.details}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from snapshotd.catalog import rows
 from snapshotd.catalog.database import CatalogDatabase
-from snapshotd.catalog.lookup import image_number, snapshot_numbers, tagged
+from snapshotd.catalog.lookup import find_tag, image_number, snapshot_numbers
 from snapshotd.catalog.tenancy import is_own
 from snapshotd.errors import Conflict, UsageError
 from snapshotd.types import KNOWN_NAME_PATTERN, Image, Message, RecordID, Snapshot, SnapshotID, Stack, Trajectory, short
@@ -27,14 +27,14 @@ def add_trajectory(db: CatalogDatabase, trajectory: Trajectory, forked_from: int
         taken = db.read_one("SELECT id FROM trajectories WHERE name = ?", (trajectory.name,))
         if taken is not None:
             if not is_own(db, taken[0]):
-                raise _taken(trajectory.name)
+                raise _name_taken(trajectory.name)
             raise Conflict(
                 f"the name {trajectory.name} belongs to trajectory {short(taken[0])}: choose another or remove that one"
             )
-        tag = tagged(db, trajectory.name)
+        tag = find_tag(db, trajectory.name)
         if tag is not None:
             if not is_own(db, tag[1]):
-                raise _taken(trajectory.name)
+                raise _name_taken(trajectory.name)
             raise Conflict(
                 f"the name {trajectory.name} is a tag of snapshot {short(tag[0])}: choose another, or take the tag away with "
                 f"`snapshotd tag --delete {trajectory.name}`"
@@ -90,11 +90,11 @@ def add_tag(db: CatalogDatabase, snapshot: int, name: str, *, move: bool) -> Non
     namesake = db.read_one("SELECT id FROM trajectories WHERE name = ?", (name,))
     if namesake is not None:
         if not is_own(db, namesake[0]):
-            raise _taken(name)
+            raise _name_taken(name)
         raise Conflict(f"{name} is the name of trajectory {short(namesake[0])}, so it cannot be a tag: choose another")
-    holder = tagged(db, name)
+    holder = find_tag(db, name)
     if holder is not None and not is_own(db, holder[1]):
-        raise _taken(name)
+        raise _name_taken(name)
     if holder is not None and holder[2] != snapshot and not move:
         raise Conflict(f"the tag {name} belongs to snapshot {short(holder[0])}: move it, or choose another name")
     db.write(
@@ -102,7 +102,7 @@ def add_tag(db: CatalogDatabase, snapshot: int, name: str, *, move: bool) -> Non
     )
 
 
-def _taken(name: str) -> Conflict:
+def _name_taken(name: str) -> Conflict:
     """The error for the name of another tenant's thing. Names are the daemon's, so it cannot be hidden that one is taken."""
     return Conflict(f"the name {name} is taken: choose another")
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from snapshotd.catalog import rows
 from snapshotd.catalog.database import CatalogDatabase
 from snapshotd.catalog.entries import ENTRY_SELECT, decode_entry
-from snapshotd.catalog.lookup import no, snapshot_numbers
+from snapshotd.catalog.lookup import no_such, snapshot_numbers
 from snapshotd.errors import DataLoss
 from snapshotd.types import JournalEntry, Message, SnapshotID, short
 
@@ -40,7 +40,7 @@ def position_of(db: CatalogDatabase, snapshot_id: SnapshotID) -> Position:
     """NotFound."""
     row = db.read_one("SELECT pk, line, messages, agent_state FROM snapshots WHERE id = ?", (snapshot_id,))
     if row is None:
-        raise no("snapshot", snapshot_id)
+        raise no_such("snapshot", snapshot_id)
     return Position(*row)
 
 
@@ -55,7 +55,7 @@ def own_messages(db: CatalogDatabase, snapshot_id: SnapshotID) -> list[Message]:
         (snapshot_id,),
     )
     if row is None:
-        raise no("snapshot", snapshot_id)
+        raise no_such("snapshot", snapshot_id)
     return list(_messages(db, snapshot_id, [row]))
 
 
@@ -115,7 +115,7 @@ def state_of(db: CatalogDatabase, snapshot_id: SnapshotID) -> dict[str, Any]:
         (snapshot_id,),
     )
     if row is None:
-        raise no("snapshot", snapshot_id)
+        raise no_such("snapshot", snapshot_id)
     with rows.intact("the agent's state at snapshot", row):
         return {} if row[1] is None else dict(json.loads(row[1]))
 
@@ -128,7 +128,7 @@ def own_state(db: CatalogDatabase, snapshot_id: SnapshotID) -> dict[str, Any] | 
         (snapshot_id,),
     )
     if row is None:
-        raise no("snapshot", snapshot_id)
+        raise no_such("snapshot", snapshot_id)
     return state_of(db, snapshot_id) if row[0] else None
 
 

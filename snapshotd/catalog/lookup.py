@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from snapshotd.catalog import rows
 from snapshotd.catalog.database import CatalogDatabase, Row
-from snapshotd.catalog.tenancy import is_own, owned
+from snapshotd.catalog.tenancy import is_own, own_condition
 from snapshotd.errors import Ambiguous, NotFound, UsageError
 from snapshotd.types import (
     ID_FORM,
@@ -38,7 +38,7 @@ def _number(db: CatalogDatabase, kind: str, row_id: str) -> int:
         (row_id,),
     )
     if row is None:
-        raise no(kind, row_id)
+        raise no_such(kind, row_id)
     return int(row[0])
 
 
@@ -46,11 +46,11 @@ def snapshot_numbers(db: CatalogDatabase, snapshot_id: SnapshotID) -> tuple[int,
     """A snapshot's row and the length of its conversation. NotFound."""
     row = db.read_one("SELECT pk, messages FROM snapshots WHERE id = ?", (snapshot_id,))
     if row is None:
-        raise no("snapshot", snapshot_id)
+        raise no_such("snapshot", snapshot_id)
     return row[0], row[1]
 
 
-def tagged(db: CatalogDatabase, name: str) -> Row | None:
+def find_tag(db: CatalogDatabase, name: str) -> Row | None:
     """(snapshot id, trajectory id, snapshot's row) of the snapshot that has a tag, of any tenant."""
     return db.read_one(
         "SELECT s.id, t.id, s.pk FROM tags g JOIN snapshots s ON s.pk = g.snapshot JOIN trajectories t ON t.pk = s.trajectory"
@@ -59,16 +59,16 @@ def tagged(db: CatalogDatabase, name: str) -> Row | None:
     )
 
 
-def owner(db: CatalogDatabase, name: str) -> Row | None:
+def find_owner(db: CatalogDatabase, name: str) -> Row | None:
     """(id of its head, id) of the trajectory that has a name, of any tenant."""
     return db.read_one(
         "SELECT s.id, t.id FROM trajectories t JOIN snapshots s ON s.pk = t.head WHERE t.name = ?", (name,)
     )
 
 
-def own_tag(db: CatalogDatabase, name: str) -> Row | None:
-    """The same as `tagged`, if the present tenant may know of it."""
-    found = tagged(db, name)
+def find_own_tag(db: CatalogDatabase, name: str) -> Row | None:
+    """The same as `find_tag`, if the present tenant may know of it."""
+    found = find_tag(db, name)
     return found if found is not None and is_own(db, found[1]) else None
 
 
@@ -76,13 +76,13 @@ def find(db: CatalogDatabase, wanted: str, ref: str) -> Row:
     """(snapshot id, trajectory id, ...) that `ref` means to the present tenant: an exact id before all, then a name, then the
     beginning of an id. NotFound. Ambiguous: it fits several, also a name that an older version gave and the beginning of an id."""
     if not ref or not searchable(ref):
-        raise no(wanted, ref)
-    begun = _begun(db, ref) if ID_FORM.fullmatch(ref) else []
+        raise no_such(wanted, ref)
+    begun = _find_beginning(db, ref) if ID_FORM.fullmatch(ref) else []
     if begun and len(ref) == ID_HEX_CHARS:
         return begun[0][1:]
-    called = named(db, ref)
+    called = find_named(db, ref)
     if called is None:
-        return _by_prefix(wanted, ref, begun or _begun(db, ref))
+        return _choose_only(wanted, ref, begun or _find_beginning(db, ref))
     clash = next((row for row in begun if row[1:] != called[:2]), None)
     if clash is not None:
         raise Ambiguous(
@@ -92,10 +92,10 @@ def find(db: CatalogDatabase, wanted: str, ref: str) -> Row:
     return called
 
 
-def named(db: CatalogDatabase, ref: str) -> Row | None:
+def find_named(db: CatalogDatabase, ref: str) -> Row | None:
     """(snapshot id, trajectory id, ...) of the row with exactly the name `ref`. Ambiguous: an older version gave it to
     a snapshot and to a trajectory."""
-    tag, name = own_tag(db, ref), owner(db, ref)
+    tag, name = find_own_tag(db, ref), find_owner(db, ref)
     if name is not None and not is_own(db, name[1]):
         name = None
     if tag is not None and name is not None:
@@ -106,10 +106,10 @@ def named(db: CatalogDatabase, ref: str) -> Row | None:
     return tag or name
 
 
-def _begun(db: CatalogDatabase, ref: str) -> list[Row]:
+def _find_beginning(db: CatalogDatabase, ref: str) -> list[Row]:
     """(id, snapshot id, trajectory id) of snapshots and trajectories whose id begins with `ref`: enough to tell whether
     it is one."""
-    condition, values = owned()
+    condition, values = own_condition()
     bounds = (*id_range(ref), *values, CANDIDATES + 1)
     return db.read(
         "SELECT s.id, s.id, t.id FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory"
@@ -122,9 +122,9 @@ def _begun(db: CatalogDatabase, ref: str) -> list[Row]:
     )
 
 
-def _by_prefix(wanted: str, ref: str, found: list[Row]) -> Row:
+def _choose_only(wanted: str, ref: str, found: list[Row]) -> Row:
     if not found:
-        raise no(wanted, ref)
+        raise no_such(wanted, ref)
     check_unique(ref, [row[0] for row in found])
     return found[0][1:]
 
@@ -135,7 +135,7 @@ def check_name(name: str) -> None:
         raise UsageError(f"{name} could be taken for an id, which begins like that: choose a name with another letter")
 
 
-def no(kind: str, ref: str) -> NotFound:
+def no_such(kind: str, ref: str) -> NotFound:
     """The error for a missing row, for the caller to raise."""
     shown = ref if KNOWN_NAME_PATTERN.fullmatch(ref) else repr(ref[:80])
     where = {

@@ -82,7 +82,7 @@ def migrate(
         for table in _tables():
             if new.read(f"SELECT 1 FROM {table.name} LIMIT 1"):
                 raise Conflict(
-                    f"the catalog {_shown(target)} is not empty ({table.name} has rows): name another target"
+                    f"the catalog {_without_password(target)} is not empty ({table.name} has rows): name another target"
                 )
         copied = [_copy(old, new, table, progress) for table in _tables()]
         for table, left in zip(_tables(), copied, strict=True):
@@ -90,8 +90,9 @@ def migrate(
             arrived = _digest(table, _pages(new, table))
             if arrived != left:
                 raise DataLoss(
-                    f"table {table.name} has {arrived.row_count} rows with the hash {arrived.sha256[:12]} in {_shown(target)}, and "
-                    f"{left.row_count} with {left.sha256[:12]} in {_shown(source)}: nothing was kept; report this"
+                    f"table {table.name} has {arrived.row_count} rows with the hash {arrived.sha256[:12]} in "
+                    f"{_without_password(target)}, and {left.row_count} with {left.sha256[:12]} in "
+                    f"{_without_password(source)}: nothing was kept; report this"
                 )
         finish()
         hit("catalog.migrate.filled")
@@ -102,7 +103,7 @@ def _is_url(place: str) -> bool:
     return place.startswith(_URLS)
 
 
-def _shown(place: str) -> str:
+def _without_password(place: str) -> str:
     """A place for people: without a password."""
     return place if not _is_url(place) else "in PostgreSQL"
 

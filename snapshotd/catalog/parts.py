@@ -80,7 +80,7 @@ class OtherRows(ABC):
         are given afterwards."""
 
     @abstractmethod
-    def unneeded(self, snapshots: Sequence[SnapshotID]) -> list[SnapshotID]:
+    def choose_unneeded(self, snapshots: Sequence[SnapshotID]) -> list[SnapshotID]:
         """Choose the ones of `snapshots` that are here, and whose files no tag, head, fork, beginning of a program or pending approval here
         needs, in the same order."""
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from snapshotd.catalog import rows
 from snapshotd.catalog.database import CatalogDatabase, Row
 from snapshotd.catalog.inserts import REFUSED, WARNINGS
-from snapshotd.catalog.lookup import id_range, no
+from snapshotd.catalog.lookup import id_range, no_such
 from snapshotd.errors import Conflict
 from snapshotd.types import TrajectoryID, short
 
@@ -45,7 +45,7 @@ def check_removable(db: CatalogDatabase, trajectory_id: TrajectoryID, gone: Coll
     """See `Catalog.check_removable`. Returns the trajectory's number."""
     row = db.read_one("SELECT pk FROM trajectories WHERE id = ?", (trajectory_id,))
     if row is None:
-        raise no("trajectory", trajectory_id)
+        raise no_such("trajectory", trajectory_id)
     own: Row = (row[0],)
     for why, users in _USERS:
         user = next((one for (one,) in db.read(f"{users} AND t.pk <> ?1", own) if one not in gone), None)

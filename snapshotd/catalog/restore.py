@@ -12,7 +12,7 @@ from snapshotd.catalog.database import CatalogDatabase, Row
 from snapshotd.catalog.entries import restore_entries
 from snapshotd.catalog.inserts import add_image, add_messages, add_snapshot, add_stack, add_trajectory
 from snapshotd.catalog.lines import Position, add_line, position_of, save_state
-from snapshotd.catalog.lookup import snapshot_numbers, tagged, trajectory_number
+from snapshotd.catalog.lookup import find_tag, snapshot_numbers, trajectory_number
 from snapshotd.catalog.tables.approvals import replace_approvals, replace_compensations
 from snapshotd.errors import Conflict, InternalError
 from snapshotd.terms import number_of
@@ -54,12 +54,12 @@ def add_missing_rows(
             continue
         new.append(trajectory)
         name = trajectory.name
-        free = name is None or not (_holder_of(db, name) or tagged(db, name))
+        free = name is None or not (_holder_of(db, name) or find_tag(db, name))
         add_trajectory(db, trajectory if free else replace(trajectory, name=None), None)
     restored = _Snapshots(db)
     for row in snapshots:
         if not db.read("SELECT 1 FROM snapshots WHERE id = ?", (row.snapshot.id,)):
-            tags = tuple(name for name in row.snapshot.tags if not (tagged(db, name) or _holder_of(db, name)))
+            tags = tuple(name for name in row.snapshot.tags if not (find_tag(db, name) or _holder_of(db, name)))
             restored.add(replace(row, snapshot=replace(row.snapshot, tags=tags)))
     for trajectory in new:
         _connect(db, trajectory)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from snapshotd.catalog.database import CatalogDatabase
-from snapshotd.catalog.lookup import no, trajectory_number
+from snapshotd.catalog.lookup import no_such, trajectory_number
 from snapshotd.types import SnapshotID, TrajectoryID
 
 _SIDE_INSERT = """
@@ -22,7 +22,7 @@ def split_trajectory(db: CatalogDatabase, trajectory: TrajectoryID, first: Snaps
         (first,),
     )
     if row is None:
-        raise no("snapshot", first)
+        raise no_such("snapshot", first)
     seq, line, before, line_before, messages, present = row
     if present == side:
         return

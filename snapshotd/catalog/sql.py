@@ -15,7 +15,7 @@ from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.catalog.commits import begin_trajectory, commit, set_began, writer
 from snapshotd.catalog.database import CatalogDatabase, Row, Value
 from snapshotd.catalog.inserts import WARNINGS, add_tag, set_sentences
-from snapshotd.catalog.lookup import check_name, no, own_tag, searchable, snapshot_numbers, trajectory_number
+from snapshotd.catalog.lookup import check_name, find_own_tag, no_such, searchable, snapshot_numbers, trajectory_number
 from snapshotd.catalog.removal import check_removable, forget_removed, remove_trajectory, removed_trajectories
 from snapshotd.catalog.restore import restore_rows
 from snapshotd.catalog.snapshots import all_snapshots, count_snapshots, forget_outputs, get_snapshots, newest_snapshots
@@ -109,7 +109,7 @@ class SqlCatalog(Catalog):
     def get_trajectory(self, trajectory_id: TrajectoryID) -> Trajectory:
         for found in self._trajectories("WHERE t.id = ?", (trajectory_id,)):
             return found
-        raise no("trajectory", trajectory_id)
+        raise no_such("trajectory", trajectory_id)
 
     def trajectories(self, status: TrajectoryStatus | None = None) -> list[Trajectory]:
         if status is None:
@@ -144,7 +144,7 @@ class SqlCatalog(Catalog):
         with self._db.transaction():
             row = self._db.read_one(f"UPDATE trajectories SET {change} WHERE id = ? RETURNING fence", values)
         if row is None:
-            raise no("trajectory", str(values[-1]))
+            raise no_such("trajectory", str(values[-1]))
         return row
 
     def check_removable(self, trajectory_id: TrajectoryID, gone: Collection[TrajectoryID] = ()) -> None:
@@ -196,7 +196,7 @@ class SqlCatalog(Catalog):
     def get_snapshot(self, snapshot_id: SnapshotID) -> Snapshot:
         row = self._db.read_one(rows.SNAPSHOT_SELECT + "WHERE s.id = ?", (snapshot_id,))
         if row is None:
-            raise no("snapshot", snapshot_id)
+            raise no_such("snapshot", snapshot_id)
         return rows.SnapshotDecoder()(row)
 
     def get_snapshots(self, snapshot_ids: Iterable[SnapshotID]) -> dict[SnapshotID, Snapshot]:
@@ -250,7 +250,7 @@ class SqlCatalog(Catalog):
     def record(self, snapshot_id: SnapshotID) -> RecordID | None:
         row = self._db.read_one("SELECT record FROM snapshots WHERE id = ?", (snapshot_id,))
         if row is None:
-            raise no("snapshot", snapshot_id)
+            raise no_such("snapshot", snapshot_id)
         return None if row[0] is None else RecordID(row[0])
 
     def set_record(self, snapshot_id: SnapshotID, record: RecordID) -> None:
@@ -323,8 +323,8 @@ class SqlCatalog(Catalog):
 
     def untag(self, name: str) -> None:
         with self._db.transaction():
-            if not searchable(name) or own_tag(self._db, name) is None:
-                raise no("tag", name)
+            if not searchable(name) or find_own_tag(self._db, name) is None:
+                raise no_such("tag", name)
             self._db.write("DELETE FROM tags WHERE name = ?", (name,))
 
     def tags(self) -> dict[str, SnapshotID]:

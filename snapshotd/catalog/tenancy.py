@@ -31,7 +31,7 @@ def present_tenant() -> str | None:
 
 
 @contextmanager
-def seen_by(tenant: str | None) -> Iterator[None]:
+def as_tenant(tenant: str | None) -> Iterator[None]:
     """Work within is for a caller of this tenant. For this thread or task, and the tasks that it starts."""
     token = _present.set(tenant)
     try:
@@ -40,7 +40,7 @@ def seen_by(tenant: str | None) -> Iterator[None]:
         _present.reset(token)
 
 
-def owned(tenant: str | None = None) -> tuple[str, tuple[Value, ...]]:
+def own_condition(tenant: str | None = None) -> tuple[str, tuple[Value, ...]]:
     """A condition on a row t of `trajectories`, with its values: it is the tenant's (None: the present one's)."""
     tenant = present_tenant() if tenant is None else tenant
     return ("TRUE", ()) if tenant is None else (_OWNED, (tenant,))
@@ -48,7 +48,7 @@ def owned(tenant: str | None = None) -> tuple[str, tuple[Value, ...]]:
 
 def is_own(db: CatalogDatabase, trajectory_id: str) -> bool:
     """True if the present tenant may know of a trajectory."""
-    condition, values = owned()
+    condition, values = own_condition()
     if not values:
         return True
     where = f"WHERE t.id = ? AND {condition}"
@@ -57,7 +57,7 @@ def is_own(db: CatalogDatabase, trajectory_id: str) -> bool:
 
 def trajectories_of(db: CatalogDatabase, tenant: str, among: TrajectoryID | None) -> set[TrajectoryID]:
     """See `Catalog.trajectories_of`."""
-    condition, values = owned(tenant)
+    condition, values = own_condition(tenant)
     if among is not None:
         condition, values = f"t.id = ? AND {condition}", (among, *values)
     return {TrajectoryID(row[0]) for row in db.read(f"SELECT t.id FROM trajectories t WHERE {condition}", values)}

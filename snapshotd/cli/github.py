@@ -13,7 +13,7 @@ from typing import Literal
 import click
 
 from snapshotd.cli.command import F
-from snapshotd.config import passed_on
+from snapshotd.config import read_variables
 from snapshotd.errors import UsageError
 
 Level = Literal["notice", "warning", "error"]
@@ -66,7 +66,7 @@ class GitHub:
 
 
 def _file(name: str) -> str:
-    path = passed_on([name]).get(name)
+    path = read_variables([name]).get(name)
     if not path:
         raise UsageError(f"--github is for a step of GitHub Actions, and {name} is not set; leave it out elsewhere")
     return path

@@ -19,7 +19,7 @@ def move(source: str, target: str, threads: Sequence[str], *, as_json: bool) -> 
     installed."""
     with integrations.required("langgraph"):
         from snapshotd.integrations.langgraph import copy_threads
-        from snapshotd.integrations.langgraph.addresses import said, saver_at
+        from snapshotd.integrations.langgraph.addresses import saver_at, words_of
 
     with saver_at(source, may_create=False) as ours, saver_at(target, may_create=True) as theirs:
         try:
@@ -27,7 +27,7 @@ def move(source: str, target: str, threads: Sequence[str], *, as_json: bool) -> 
         except SnapshotdError:
             raise
         except Exception as exc:  # a driver of the one or the other raises its own
-            raise UsageError(f"the threads cannot be copied to their end: {said(exc)}") from exc
+            raise UsageError(f"the threads cannot be copied to their end: {words_of(exc)}") from exc
     if as_json:
         print_json({"from": source, "to": target, "checkpoints": count})
     else:

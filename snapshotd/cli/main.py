@@ -27,7 +27,7 @@ from snapshotd.cli.command import (
     system_error,
     usage_error,
 )
-from snapshotd.config import passed_on
+from snapshotd.config import read_variables
 from snapshotd.errors import SnapshotdError, UsageError
 
 SECTIONS: dict[str, str] = {
@@ -140,7 +140,7 @@ def main(args: list[str] | None = None) -> int:
 
 def _main(args: list[str] | None) -> int:
     try:
-        color = False if passed_on(["NO_COLOR"]).get("NO_COLOR") else None  # https://no-color.org
+        color = False if read_variables(["NO_COLOR"]).get("NO_COLOR") else None  # https://no-color.org
         outcome: Any = cli.main(args, prog_name="snapshotd", standalone_mode=False, color=color)
     except Failure as failure:
         return report(failure.error, failure.exit_code, as_json=failure.as_json)

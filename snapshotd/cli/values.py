@@ -14,7 +14,7 @@ from snapshotd.api.wire import PROVIDER_URLS, TIMEOUT_MAX_S
 from snapshotd.cli.command import connect
 from snapshotd.client.local.sizes import DIGITS_MOST, size_bytes
 from snapshotd.client.results import Provider
-from snapshotd.config import passed_on
+from snapshotd.config import read_variables
 from snapshotd.errors import SnapshotdError
 from snapshotd.terms import ALLOW, DEFAULT_TENANT, NAME_PATTERN, SECONDS, SECONDS_MOST, short
 
@@ -199,7 +199,7 @@ class Variable(click.ParamType):  # type: ignore[type-arg]
         if not key:
             self.fail(f"{value!r} has no name: write K=V, or K for the value it has here", param, ctx)
         if not equals:
-            found = passed_on([key])
+            found = read_variables([key])
             if not found:
                 self.fail(f"{key} is not set here, so it has no value to pass on: write {key}=VALUE", param, ctx)
             text = found[key]
@@ -412,7 +412,7 @@ def _providers(wanted: Sequence[tuple[str, str]], keys: dict[str, str]) -> list[
     found = []
     for kind, url in wanted:
         variable = keys.get(kind, f"{kind.upper()}_API_KEY")
-        key = passed_on([variable]).get(variable) or None
+        key = read_variables([variable]).get(variable) or None
         if kind in keys and key is None:
             raise click.UsageError(
                 f"there is no key for {kind}: {variable} is not set here; set it, or name another variable"

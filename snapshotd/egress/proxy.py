@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from snapshotd.config import passed_on
+from snapshotd.config import read_variables
 from snapshotd.egress.base import MESSAGE_MAX_BYTES, PROXY_PORT, REFUSAL_MAX, VERSION, shown
 from snapshotd.egress.places import LinkedNamespace
 from snapshotd.kernel import rootless
@@ -192,7 +192,7 @@ def _spawn(control: int, sandbox: SandboxEnds) -> int:
         pass_fds=(control, sandbox.init),
         cwd="/",
         start_new_session=True,
-        env={"LOCALDOMAIN": "", **passed_on(["PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "SNAPSHOTD_FAILPOINT"])},
+        env={"LOCALDOMAIN": "", **read_variables(["PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "SNAPSHOTD_FAILPOINT"])},
     )
     process = os.pidfd_open(child.pid)
     child.returncode = 0  # the object has no further use: the descriptor tells of the end

@@ -121,7 +121,7 @@ class Context:
     def recorded(self, snapshot: Snapshot, which: OutputKind) -> Iterator[bytes] | None:
         """An output of a snapshot's call; None if it had none. As `output`; DataLoss also where a repair has given it
         up."""
-        lost = snapshot.call.lost(which)
+        lost = snapshot.call.damage_of(which)
         if lost is not None:
             size = "an unknown number of" if lost.bytes is None else lost.bytes
             raise DataLoss(

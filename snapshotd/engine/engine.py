@@ -144,7 +144,7 @@ class Life:
             "image_count": len(context.images.list()),
             "durability": self._durability(),
             **(self.node_facts() or {}),
-            "settings": context.config.shown(),
+            "settings": context.config.without_secrets(),
         }
 
     def node_facts(self) -> dict[str, Any] | None:

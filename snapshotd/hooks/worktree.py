@@ -86,7 +86,7 @@ def in_git(folder: str, target: str, name: str) -> None:
         raise NoWorktree(f"there are a hundred branches {branches[0]}; choose another name")
     done = git(folder, "worktree", "add", "--no-checkout", "-b", free, target, "HEAD")
     if done.returncode != 0:
-        raise NoWorktree(f"git makes no worktree: {said(done)}")
+        raise NoWorktree(f"git makes no worktree: {stderr_of(done)}")
     entries = [entry for entry in os.listdir(folder) if entry not in (".git", ".claude")]
     copy(folder, target, entries)
     share_claude(folder, target)
@@ -108,7 +108,7 @@ def copy(source: str, target: str, entries: list[str]) -> None:
         paths = [os.path.join(source, entry) for entry in entries[start : start + 500]]
         done = subprocess.run(["cp", "-a", "--reflink=auto", "--", *paths, target], stderr=subprocess.PIPE, check=False)
         if done.returncode != 0:
-            raise NoWorktree(f"the folder cannot be copied: {said(done)}")
+            raise NoWorktree(f"the folder cannot be copied: {stderr_of(done)}")
 
 
 def remove(event: dict[str, Any]) -> None:
@@ -134,7 +134,7 @@ def top_of(folder: str) -> str:
     return found if done.returncode == 0 and found else os.path.abspath(folder)
 
 
-def said(done: subprocess.CompletedProcess[bytes]) -> str:
+def stderr_of(done: subprocess.CompletedProcess[bytes]) -> str:
     return done.stderr.decode(errors="replace").strip()[:500]
 
 

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from snapshotd.config import passed_on
+from snapshotd.config import read_variables
 from snapshotd.errors import OutOfSpace, SnapshotdError, Unsupported, UsageError
 from snapshotd.images import recipes
 from snapshotd.images.recipes import Mirror, Recipe
@@ -182,9 +182,9 @@ def _source_lines(mirrors: list[Mirror]) -> str:
 def _run(command: list[str], recipe: Recipe, sources: str, progress: Callable[[str], None]) -> None:
     """Run to the end, passing on its output. The addresses go through standard input: they may hold a password."""
     kept = ("PATH", "HOME", "TMPDIR", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
-    env = passed_on(kept)
+    env = read_variables(kept)
     env["PATH"] = env.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin"
-    env["SNAPSHOTD_AUTHORITIES"] = passed_on(["SSL_CERT_FILE"]).get("SSL_CERT_FILE", _AUTHORITIES)
+    env["SNAPSHOTD_AUTHORITIES"] = read_variables(["SSL_CERT_FILE"]).get("SSL_CERT_FILE", _AUTHORITIES)
     env |= {"LC_ALL": "C.UTF-8", "SOURCE_DATE_EPOCH": str(MADE_AT_NS // 10**9), "SNAPSHOTD_RECIPE": str(recipe.folder)}
     last: deque[str] = deque(maxlen=12)
     with subprocess.Popen(

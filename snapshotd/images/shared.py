@@ -31,7 +31,7 @@ from typing import Any
 
 import zstandard
 
-from snapshotd.config import passed_on
+from snapshotd.config import read_variables
 from snapshotd.errors import NO_ROOM, OutOfSpace, UsageError
 from snapshotd.images.base import Progress
 from snapshotd.images.decompress import plain
@@ -190,7 +190,7 @@ def _unpack(source: RawIOBase, digest: str, root: Path) -> bool:
     stream = HashingReader(source)
     # tar takes nobody but the user 0 for one who may give files away, and an ordinary user's daemon is another one.
     command = [*_TAR, "--same-owner", "-C", str(root), "-xpf", "-"]
-    environment = {**passed_on(["PATH"]), "LC_ALL": "C"}
+    environment = {**read_variables(["PATH"]), "LC_ALL": "C"}
     with open(os.memfd_create("said"), "w+b", buffering=0) as said:  # tar would wait for the reader of a full pipe
         with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=said, env=environment) as tar:
             assert tar.stdin is not None

@@ -42,7 +42,7 @@ class StoredLog:
         for _ in range(_ATTEMPTS):
             number = self._last + 1
             try:
-                await repeated(lambda: self._put(_key(number), token, value, 0))  # noqa: B023 - called at once
+                await repeat_if_lost(lambda: self._put(_key(number), token, value, 0))  # noqa: B023 - called at once
             except Conflict:
                 found = await self._read(self._last)
                 self._last = max((int(one.key) for one in found), default=number)
@@ -74,14 +74,14 @@ class StoredLog:
         found: list[ValueInfo] = []
         last = _key(after)
         while True:
-            page = await repeated(lambda: self._client.search_values(self._namespace, limit=_PAGE, after=last))  # noqa: B023
+            page = await repeat_if_lost(lambda: self._client.search_values(self._namespace, limit=_PAGE, after=last))  # noqa: B023
             found += (one for one in page if one.namespace == self._namespace)
             if len(page) < _PAGE:
                 return found
             last = page[-1].key
 
 
-async def repeated(work: Callable[[], Awaitable[R]]) -> R:
+async def repeat_if_lost(work: Callable[[], Awaitable[R]]) -> R:
     """The result of work that may be done again where the daemon died before it answered. Its error, the third time."""
     for _ in range(_LOSSES - 1):
         try:

@@ -30,7 +30,7 @@ def tokens_of(path: Path, make: Callable[[], str] = _any) -> list[list[str]]:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        return _known_tokens(path)
+        return _read_tokens(path)
     except OSError as exc:
         raise UsageError(f"the token file {path} cannot be made: {exc.strerror}; name another token file") from exc
     token = make()
@@ -39,7 +39,7 @@ def tokens_of(path: Path, make: Callable[[], str] = _any) -> list[list[str]]:
     return [[token]]
 
 
-def _known_tokens(path: Path) -> list[list[str]]:
+def _read_tokens(path: Path) -> list[list[str]]:
     try:
         with open(path) as file:
             found = os.fstat(file.fileno())

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from snapshotd.config import passed_on
+from snapshotd.config import read_variables
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel.files import closing_fd
 from snapshotd.runtime import failure, keeper_main
@@ -224,7 +224,7 @@ class KeeperClient:
                     cwd="/",
                     pass_fds=descriptors,
                     start_new_session=True,
-                    env={"PATH": DEFAULT_PATH, **passed_on(["PATH"])},
+                    env={"PATH": DEFAULT_PATH, **read_variables(["PATH"])},
                 )
         self._child_fd = os.pidfd_open(child.pid)
         child.returncode = 0  # the object has no further use: `_forget_lifeline` waits by descriptor

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from snapshotd.config import passed_on
+from snapshotd.config import read_variables
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import mounts, passing
 from snapshotd.kernel import syscalls as sc
@@ -318,7 +318,7 @@ def _spawn() -> socket.socket:
             stdin=subprocess.DEVNULL,
             cwd="/",
             pass_fds=(theirs.fileno(), program),
-            env=passed_on(["PATH"]),
+            env=read_variables(["PATH"]),
         )
     child.returncode = 0  # the object has no further use: the process ends with the connection, or with the daemon
     return ours

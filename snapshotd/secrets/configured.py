@@ -38,7 +38,7 @@ class Configured:
         self.names = frozenset(values)
         self._name_of: dict[bytes, str] = {}
         for name, value in values.items():
-            for form in _forms(_checked(name, value)):
+            for form in _forms(_check(name, value)):
                 self._name_of.setdefault(form, name)
         self.needles = Needles(self._name_of)
 
@@ -47,7 +47,7 @@ class Configured:
         return self._name_of[value]
 
 
-def _checked(name: str, value: str) -> bytes:
+def _check(name: str, value: str) -> bytes:
     if not NAME_PATTERN.fullmatch(name):
         raise UsageError(
             f"{name[:80]!r} cannot name a secret: use letters, digits, '_', '.' and '-', beginning with a letter or digit, 64 at most"
@@ -82,12 +82,12 @@ def _forms(value: bytes) -> Iterator[bytes]:
             for form in (once,) if ascii_only else (once, once.translate(_GO_JSON)):
                 yield form.encode()
                 yield json.dumps(form, ensure_ascii=ascii_only)[1:-1].encode()
-        for quoted in _quoted(string):
+        for quoted in _url_forms(string):
             yield quoted.encode()
             yield _lower_escapes(quoted).encode()
 
 
-def _quoted(string: str) -> tuple[str, ...]:
+def _url_forms(string: str) -> tuple[str, ...]:
     form = urllib.parse.quote_plus(string, safe="*")
     return (
         urllib.parse.quote(string),

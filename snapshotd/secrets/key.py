@@ -24,9 +24,9 @@ class VaultKey:
     """Keys for three uses, each derived for it alone."""
 
     def __init__(self, key: bytes) -> None:
-        self._digests = _derived(key, "snapshotd 2026 secrets: digests in markers")
-        self.sealing = _derived(key, "snapshotd 2026 secrets: AES-256-GCM of originals")
-        self.check = _derived(key, "snapshotd 2026 secrets: proof that key and vault belong together")
+        self._digests = _derive(key, "snapshotd 2026 secrets: digests in markers")
+        self.sealing = _derive(key, "snapshotd 2026 secrets: AES-256-GCM of originals")
+        self.check = _derive(key, "snapshotd 2026 secrets: proof that key and vault belong together")
 
     def digest(self, value: bytes) -> str:
         """16 hexadecimal characters. Means nothing without the key."""
@@ -78,5 +78,5 @@ def _checksum(data: bytes) -> bytes:
     return blake3.blake3(data).digest(_CHECK_BYTES)
 
 
-def _derived(key: bytes, context: str) -> bytes:
+def _derive(key: bytes, context: str) -> bytes:
     return blake3.blake3(key, derive_key_context=context).digest()

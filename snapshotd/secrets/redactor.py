@@ -65,27 +65,27 @@ class Funnel:
         if len(data) <= PIECE_BYTES and self._patterns.none_in(data):
             return text
         scan = Scan(self._patterns)
-        pieces = [self._marked(scan.feed(data[at : at + PIECE_BYTES])) for at in range(0, len(data), PIECE_BYTES)]
-        return b"".join((*pieces, self._marked(scan.feed(b"", final=True)))).decode(errors="surrogatepass")
+        pieces = [self._put_markers(scan.feed(data[at : at + PIECE_BYTES])) for at in range(0, len(data), PIECE_BYTES)]
+        return b"".join((*pieces, self._put_markers(scan.feed(b"", final=True)))).decode(errors="surrogatepass")
 
     def conceal(self, value: Any) -> Any:
         """A JSON value with all its texts concealed, keys too. LimitExceeded when it nests deeper than
         `MAX_JSON_LEVELS`."""
-        return _rewritten(value, self.conceal_text, self._conceal_field)
+        return _rewrite(value, self.conceal_text, self._conceal_field)
 
     def reveal_text(self, text: str) -> str:
         """The text with the originals of the markers that this trajectory or an ancestor recorded. Other markers stay.
         DataLoss as the vault."""
-        return MARKER.sub(lambda match: self._original(match[0]), text) if "[secret:" in text else text
+        return MARKER.sub(lambda match: self._reveal(match[0]), text) if "[secret:" in text else text
 
     def reveal(self, value: Any) -> Any:
         """The reverse of `conceal`."""
-        return _rewritten(value, self.reveal_text, lambda _key, text: self.reveal_text(text))
+        return _rewrite(value, self.reveal_text, lambda _key, text: self.reveal_text(text))
 
     def concealer(self, write: Callable[[bytes], object]) -> Concealer:
         """For a stream of bytes, of any encoding: call its `write` with each piece and `finish` at the end; the output
         goes to `write`."""
-        return Concealer(Scan(self._patterns), self._marked, write)
+        return Concealer(Scan(self._patterns), self._put_markers, write)
 
     def reveal_stream(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         """The reverse of a `concealer`."""
@@ -95,10 +95,10 @@ class Funnel:
         """A text under a key: some secrets look like nothing without it."""
         concealed = self.conceal_text(text)
         if concealed == text and _AWS_VALUE.fullmatch(text) and _AWS_KEY.fullmatch(key):
-            return self._marked([Found("aws-secret-key", text.encode())]).decode()
+            return self._put_markers([Found("aws-secret-key", text.encode())]).decode()
         return concealed
 
-    def _marked(self, pieces: list[bytes | Found]) -> bytes:
+    def _put_markers(self, pieces: list[bytes | Found]) -> bytes:
         """The pieces with markers for secrets; the vault keeps the secrets first."""
         markers = {found: self._vault.marker(found) for found in pieces if isinstance(found, Found)}
         new = [found for found, marker in markers.items() if marker not in self._kept]
@@ -109,7 +109,7 @@ class Funnel:
             self._kept.update(markers[found] for found in new)
         return b"".join(markers[piece].encode() if isinstance(piece, Found) else piece for piece in pieces)
 
-    def _original(self, marker: str) -> str:
+    def _reveal(self, marker: str) -> str:
         value = self._vault.reveal(marker, self._owners)
         try:
             return marker if value is None else value.decode(errors="surrogatepass")
@@ -117,7 +117,7 @@ class Funnel:
             return marker
 
 
-def _rewritten(value: Any, change: Callable[[str], str], change_field: Callable[[str, str], str]) -> Any:
+def _rewrite(value: Any, change: Callable[[str], str], change_field: Callable[[str, str], str]) -> Any:
     """A copy of a JSON value with its texts changed. Iterative, because the value may be hostile."""
     result = [None]
     todo: list[tuple[Any, Any, Any, int]] = [(value, result, 0, 0)]

@@ -54,22 +54,22 @@ class Scan:
         shaped, self._shapes_from = self._patterns.shapes.find(self._data, self._shapes_from, final)
         self._shaped += shaped
         limit = min(self._configured_from, self._shapes_from)
-        out = list(self._decided(limit) if self._configured or self._shaped else self._text_to(limit))
+        out = list(self._take_decided(limit) if self._configured or self._shaped else self._take_text(limit))
         self._drop_given()
         return out
 
-    def _decided(self, limit: int) -> Iterator[bytes | Found]:
+    def _take_decided(self, limit: int) -> Iterator[bytes | Found]:
         for begin, end, name in self._secrets():
             if end > limit:
                 limit = min(limit, begin)
                 break
-            yield from self._text_to(begin)
+            yield from self._take_text(begin)
             assert name is not None
             yield Found(name, self._data[begin:end])
             self._given = end
-        yield from self._text_to(limit)
+        yield from self._take_text(limit)
 
-    def _text_to(self, end: int) -> Iterator[bytes]:
+    def _take_text(self, end: int) -> Iterator[bytes]:
         if self._given < end:
             yield self._data[self._given : end]
             self._given = end
@@ -88,14 +88,14 @@ class Scan:
     def _drop_given(self) -> None:
         drop = max(0, self._given - LOOK_BACK)
         self._data = self._data[drop:]
-        self._configured = [_moved(span, drop) for span in self._configured if span.end > self._given]
-        self._shaped = [_moved(span, drop) for span in self._shaped if span.end > self._given]
+        self._configured = [_move(span, drop) for span in self._configured if span.end > self._given]
+        self._shaped = [_move(span, drop) for span in self._shaped if span.end > self._given]
         self._configured_from -= drop
         self._shapes_from -= drop
         self._given -= drop
 
 
-def _moved(span: Span, by: int) -> Span:
+def _move(span: Span, by: int) -> Span:
     return Span(span.begin - by, span.end - by, span.name)
 
 

@@ -207,20 +207,24 @@ class _Rule:
 
 def _rule(shape: Shape) -> _Rule:
     parts = (*shape.before, *shape.value, *shape.after)
-    whole = f"{_whole(shape.before)}({_whole(shape.value)}){_whole(shape.after)}"
+    whole = f"{_whole_pattern(shape.before)}({_whole_pattern(shape.value)}){_whole_pattern(shape.after)}"
     most = sum(part.most if isinstance(part, Run) else 1 for part in parts)
     return _Rule(
-        shape, re.compile(whole.encode()), re.compile(_unfinished(parts).encode()), most, shape.not_after.encode()
+        shape,
+        re.compile(whole.encode()),
+        re.compile(_unfinished_pattern(parts).encode()),
+        most,
+        shape.not_after.encode(),
     )
 
 
-def _whole(parts: tuple[Part, ...]) -> str:
+def _whole_pattern(parts: tuple[Part, ...]) -> str:
     return "".join(
         f"{part.chars}{{{part.least},{part.most}}}+" if isinstance(part, Run) else f"(?!{part.chars})" for part in parts
     )
 
 
-def _unfinished(parts: tuple[Part, ...]) -> str:
+def _unfinished_pattern(parts: tuple[Part, ...]) -> str:
     """Matches the beginning of a match that ends with the data, or a match that ends there and could go on."""
     pattern = r"(?!)"
     for part in reversed(parts):

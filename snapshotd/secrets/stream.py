@@ -24,10 +24,10 @@ class Concealer:
     """
 
     def __init__(
-        self, scan: Scan, marked: Callable[[list[bytes | Found]], bytes], write: Callable[[bytes], object]
+        self, scan: Scan, put_markers: Callable[[list[bytes | Found]], bytes], write: Callable[[bytes], object]
     ) -> None:
         self._scan = scan
-        self._marked = marked
+        self._put_markers = put_markers
         self._write = write
         self._lock = threading.Lock()
         self.decided = 0
@@ -47,7 +47,7 @@ class Concealer:
     def _pass_on(self, pieces: list[bytes | Found]) -> None:
         if pieces:
             self.decided += sum(len(piece.value) if isinstance(piece, Found) else len(piece) for piece in pieces)
-            self._write(self._marked(pieces))
+            self._write(self._put_markers(pieces))
 
 
 def reveal_stream(chunks: Iterable[bytes], original: Callable[[bytes], bytes]) -> Iterator[bytes]:
@@ -56,7 +56,7 @@ def reveal_stream(chunks: Iterable[bytes], original: Callable[[bytes], bytes]) -
     held = b""
     for chunk in chunks:
         data = held + chunk
-        cut = _unfinished_from(data)
+        cut = _find_unfinished(data)
         held = data[cut:]
         if cut:
             yield MARKER_BYTES.sub(lambda match: original(match[0]), data[:cut])
@@ -64,7 +64,7 @@ def reveal_stream(chunks: Iterable[bytes], original: Callable[[bytes], bytes]) -
         yield held
 
 
-def _unfinished_from(data: bytes) -> int:
+def _find_unfinished(data: bytes) -> int:
     """Position of a marker's beginning that more data would complete. It can only be at the last bracket, for there is
     none inside a marker."""
     at = data.rfind(_HEAD[:1], max(0, len(data) - MARKER_MAX_BYTES))

@@ -97,7 +97,7 @@ class FileVault(Vault):
 
     def _keep_one(self, trajectory: TrajectoryID, marker: str, value: bytes) -> None:
         count, size = self._size(trajectory)
-        if count >= MAX_KEPT or size + len(value) > MAX_KEPT_BYTES or self._sealed(trajectory, marker) is not None:
+        if count >= MAX_KEPT or size + len(value) > MAX_KEPT_BYTES or self._read_sealed(trajectory, marker) is not None:
             return
         self._db.write(
             "INSERT INTO secrets VALUES (?, ?, ?)", (trajectory, marker, self._seal(trajectory, marker, value))
@@ -109,7 +109,7 @@ class FileVault(Vault):
             return None
         with self._db.lock:
             for owner in owners:
-                if (sealed := self._sealed(owner, marker)) is not None:
+                if (sealed := self._read_sealed(owner, marker)) is not None:
                     return self._unseal(owner, marker, sealed)
         return None
 
@@ -130,23 +130,23 @@ class FileVault(Vault):
             self._sizes[trajectory] = (count, size - count * _OVERHEAD_BYTES)
         return self._sizes[trajectory]
 
-    def _sealed(self, trajectory: TrajectoryID, marker: str) -> bytes | None:
+    def _read_sealed(self, trajectory: TrajectoryID, marker: str) -> bytes | None:
         rows = self._db.read("SELECT sealed FROM secrets WHERE trajectory = ? AND marker = ?", (trajectory, marker))
         return rows[0][0] if rows else None
 
     def _seal(self, trajectory: TrajectoryID, marker: str, value: bytes) -> bytes:
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        return _SEALED_VERSION + nonce + self._cipher.encrypt(nonce, value, _bound_to(trajectory, marker))
+        return _SEALED_VERSION + nonce + self._cipher.encrypt(nonce, value, _associated_data(trajectory, marker))
 
     def _unseal(self, trajectory: TrajectoryID, marker: str, sealed: bytes) -> bytes:
         try:
             version, nonce, ciphertext = sealed[:1], sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
             if version == _SEALED_VERSION and len(sealed) >= _OVERHEAD_BYTES:
-                return self._cipher.decrypt(nonce, ciphertext, _bound_to(trajectory, marker))
+                return self._cipher.decrypt(nonce, ciphertext, _associated_data(trajectory, marker))
         except (InvalidTag, TypeError):  # a damaged value can be of any type
             pass
         raise DataLoss(f"the original of {marker} of trajectory {trajectory} in {self._path} is damaged: {_REMEDY}")
 
 
-def _bound_to(trajectory: TrajectoryID, marker: str) -> bytes:
+def _associated_data(trajectory: TrajectoryID, marker: str) -> bytes:
     return f"snapshotd secret 1\0{trajectory}\0{marker}".encode()

@@ -115,12 +115,12 @@ class ScriptedProvider:
         with self._lock:
             self._requests.append({"path": path, "headers": headers, "body": body, **more})
 
-    def authorized(self, headers: dict[str, str]) -> bool:
+    def is_authorized(self, headers: dict[str, str]) -> bool:
         key = self._script.get("api_key")
         given = (headers.get(name) for name in ("x-api-key", "x-goog-api-key"))
         return key is None or headers.get("authorization") == f"Bearer {key}" or key in given
 
-    def refused(self, body: dict[str, Any]) -> str | None:
+    def find_refused(self, body: dict[str, Any]) -> str | None:
         """The field of a request that the script does not let pass."""
         return next((name for name in self._script.get("refuses", ()) if name in body), None)
 
@@ -151,7 +151,7 @@ class ScriptedProvider:
             return "toolless_", self._script["toolless"]
         opening = json.dumps(wire.opening(body), ensure_ascii=False)
         for number, (text, steps) in enumerate(self._script.get("conversations", {}).items()):
-            if text in opening or wire.continued(body) == f"lane{number}_":
+            if text in opening or wire.continued_lane(body) == f"lane{number}_":
                 return f"lane{number}_", steps
         return "", self._script.get("models", {}).get(model, self._script.get("steps", []))
 
@@ -164,11 +164,11 @@ class ScriptedProvider:
 
     def _sequence_step(self, steps: list[dict[str, Any]]) -> int:
         """The present step, until its failures are used up and it was played once."""
-        while self._next < len(steps) and self._played(self._next) > len(steps[self._next].get("failures", [])):
+        while self._next < len(steps) and self._count_played(self._next) > len(steps[self._next].get("failures", [])):
             self._next += 1
         return self._next
 
-    def _played(self, number: int) -> int:
+    def _count_played(self, number: int) -> int:
         return sum(count for (_, step, _), count in self._attempts.items() if step == number)
 
     def _gate(self, name: str) -> threading.Event:
@@ -276,10 +276,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _turn(self, wire: Wire, body: dict[str, Any], raw: bytes) -> None:
         provider, headers = self.server.provider, self._headers()
-        if not provider.authorized(headers):
+        if not provider.is_authorized(headers):
             provider.note(self.path, headers, body, step=None, attempt=0)
             return self._json(401, wire.error(401, "authentication_error", "the key is wrong"))
-        refused = provider.refused(body)
+        refused = provider.find_refused(body)
         if refused is not None:
             provider.note(self.path, headers, body, refused=refused)
             return self._json(

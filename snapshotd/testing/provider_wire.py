@@ -51,7 +51,7 @@ class Reply:
     def pieces(self, text: str) -> list[str]:
         return [text[start : start + self.piece_chars] for start in range(0, len(text), self.piece_chars)]
 
-    def asked(self, field: str) -> bool:
+    def has_flag(self, field: str) -> bool:
         """True if the request has this flag."""
         return self.request.get(field) is True
 
@@ -93,7 +93,7 @@ class Wire:
             if message.get("role") == "user"
         ]
 
-    def continued(self, body: dict[str, Any]) -> str | None:
+    def continued_lane(self, body: dict[str, Any]) -> str | None:
         """The lane of the reply that the request names as the one before it."""
         return None
 
@@ -128,9 +128,9 @@ class Chat(Wire):
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
                 for call in reply.calls
             ]
-        logprobs = {"content": reply.logprobs(), "refusal": None} if reply.asked("logprobs") else None
+        logprobs = {"content": reply.logprobs(), "refusal": None} if reply.has_flag("logprobs") else None
         choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": self._stop(reply)}
-        ids = reply.asked("return_token_ids")
+        ids = reply.has_flag("return_token_ids")
         return {
             "id": f"chatcmpl-{reply.step}",
             "object": "chat.completion",
@@ -143,10 +143,10 @@ class Chat(Wire):
 
     def events(self, reply: Reply) -> Iterator[tuple[str | None, dict[str, Any] | str]]:
         first = self._chunk(reply, {"role": "assistant", "content": None if reply.calls and not reply.text else ""})
-        ids = iter(reply.token_ids() if reply.asked("return_token_ids") else ())
-        yield None, {**first, "prompt_token_ids": PROMPT_IDS} if reply.asked("return_token_ids") else first
+        ids = iter(reply.token_ids() if reply.has_flag("return_token_ids") else ())
+        yield None, {**first, "prompt_token_ids": PROMPT_IDS} if reply.has_flag("return_token_ids") else first
         for number, piece in enumerate(reply.pieces(reply.text or "")):
-            logprobs = reply.logprobs(number, 1) if reply.asked("logprobs") else None
+            logprobs = reply.logprobs(number, 1) if reply.has_flag("logprobs") else None
             yield None, self._chunk(reply, {"content": piece}, ids=ids, logprobs=logprobs)
         for number, call in enumerate(reply.calls):
             function = {"name": call.name, "arguments": ""}
@@ -211,7 +211,7 @@ class Responses(Wire):
             inside = written
         return count
 
-    def continued(self, body: dict[str, Any]) -> str | None:
+    def continued_lane(self, body: dict[str, Any]) -> str | None:
         before = _RESPONSE_ID.fullmatch(str(body.get("previous_response_id")))
         return f"{before[1]}_" if before and before[1] else None
 
@@ -321,14 +321,14 @@ class Messages(Wire):
         content += [
             {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments} for call in reply.calls
         ]
-        return {**self._begun(reply), "content": content, "stop_reason": self._stop(reply), "usage": self._usage(reply)}
+        return {**self._head(reply), "content": content, "stop_reason": self._stop(reply), "usage": self._usage(reply)}
 
     def events(self, reply: Reply) -> Iterator[tuple[str | None, dict[str, Any] | str]]:
         for kind, fields in self._typed_events(reply):
             yield kind, {"type": kind, **fields}
 
     def _typed_events(self, reply: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
-        yield "message_start", {"message": {**self._begun(reply), "usage": {**self._usage(reply), "output_tokens": 1}}}
+        yield "message_start", {"message": {**self._head(reply), "usage": {**self._usage(reply), "output_tokens": 1}}}
         yield "ping", {}
         if reply.text is not None:
             yield "content_block_start", {"index": 0, "content_block": {"type": "text", "text": ""}}
@@ -352,7 +352,7 @@ class Messages(Wire):
         return {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_scripted"}
 
     @staticmethod
-    def _begun(reply: Reply) -> dict[str, Any]:
+    def _head(reply: Reply) -> dict[str, Any]:
         return {
             "id": f"msg_{reply.step}",
             "type": "message",

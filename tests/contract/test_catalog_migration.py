@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.catalog.base import Catalog, seen_by
+from snapshotd.catalog.base import Catalog, as_tenant
 from snapshotd.catalog.migration import TABLES
 from snapshotd.catalog.postgres.catalog import PostgresCatalog
 from snapshotd.catalog.sqlite import SqliteCatalog
@@ -83,7 +83,7 @@ def seen(catalog: Catalog) -> list[Any]:
     for line in catalog.trajectories():
         found += [catalog.unbound(line.id), catalog.snapshots(line.id, 3, before=4), catalog.count_snapshots(line.id)]
         found += [catalog.resolve_trajectory(line.id[:20]), catalog.trajectories(line.status)]
-    with seen_by("acme"):
+    with as_tenant("acme"):
         found += [[outcome(catalog.resolve_snapshot, snapshot.id[:20]) for snapshot in everything]]
     found += [sorted(catalog.trajectories_of("acme")), sorted(catalog.trajectories_of("default"))]
     found += [catalog.get_snapshots(ids), catalog.unstored(), sorted(catalog.referenced_layers())]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from snapshotd.catalog.base import Catalog, present_tenant, seen_by
+from snapshotd.catalog.base import Catalog, as_tenant, present_tenant
 from snapshotd.errors import Ambiguous, Conflict, NotFound
 from snapshotd.terms import DEFAULT_TENANT, NO_ISOLATION, TENANT_VARIABLE
 from snapshotd.types import FOLDER, Experiment, ExperimentID, Snapshot, SnapshotID, Trajectory, TrajectoryID
@@ -33,7 +33,7 @@ def refs_of_others_mean_nothing(catalog: Catalog) -> None:
     for snapshot, tag in ((first, "mine-tag"), (other, "theirs-tag")):
         catalog.tag(snapshot.id, tag)
     refuses(Ambiguous, catalog.resolve_trajectory, "a" * 20)
-    with seen_by("acme"):
+    with as_tenant("acme"):
         assert present_tenant() == "acme"
         assert catalog.resolve_trajectory("a" * 20).id == mine.id, "no other begins like that, as far as it knows"
         for ref in ("mine", "mine-tag", first.id, first.id[:12], mine.id):
@@ -42,10 +42,10 @@ def refs_of_others_mean_nothing(catalog: Catalog) -> None:
             refuses(NotFound, catalog.resolve_snapshot, ref)
             refuses(NotFound, catalog.resolve_trajectory, ref)
         refuses(NotFound, catalog.untag, "theirs-tag")
-        with seen_by(None):
+        with as_tenant(None):
             assert catalog.resolve_trajectory("theirs").id == theirs.id
         assert catalog.get_trajectory(theirs.id).id == theirs.id, "by exact id the engine finds everything"
-    with seen_by(DEFAULT_TENANT):
+    with as_tenant(DEFAULT_TENANT):
         assert catalog.resolve_trajectory("nobodys").id == nobodys.id
         refuses(NotFound, catalog.resolve_trajectory, "mine")
     assert present_tenant() is None
@@ -56,7 +56,7 @@ def names_of_others_are_taken_and_tell_no_more(catalog: Catalog) -> None:
     mine, first = _of(catalog, "acme", "a" * 32, name="mine")
     theirs, other = _of(catalog, "other", "b" * 32, name="theirs")
     catalog.tag(other.id, "theirs-tag")
-    with seen_by("acme"):
+    with as_tenant("acme"):
         for name in ("theirs", "theirs-tag"):
             for move in (False, True):
                 _refuses_without_ids(lambda name=name, move=move: catalog.tag(first.id, name, move=move), theirs, other)
@@ -91,7 +91,7 @@ def what_is_of_the_machine_is_no_tenants(catalog: Catalog) -> None:
     for runtime in (FOLDER, NO_ISOLATION):
         spec = replace(trajectory.spec, runtime=runtime)
         other, _ = started(catalog, spec=spec, name=f"of-{runtime}")
-        with seen_by(DEFAULT_TENANT):
+        with as_tenant(DEFAULT_TENANT):
             refuses(NotFound, catalog.resolve_trajectory, f"of-{runtime}")
             assert catalog.resolve_trajectory(first.id).id == trajectory.id
         assert catalog.trajectories_of(DEFAULT_TENANT) == {trajectory.id}
@@ -107,11 +107,11 @@ def approvals_and_experiments_of_others_are_not_found(catalog: Catalog) -> None:
     gone = Experiment(ExperimentID("f" * 32), "gone", SnapshotID("9" * 32), 1, "digest", {})
     catalog.experiments.add(experiment, ())
     catalog.experiments.add(gone, ())
-    with seen_by("acme"):
+    with as_tenant("acme"):
         assert catalog.approvals.find(asked.id[:8]) == asked
         assert catalog.experiments.get("parser") == experiment
         assert list(catalog.experiments.list()) == [experiment]
-    with seen_by("other"):
+    with as_tenant("other"):
         refuses(NotFound, catalog.approvals.find, asked.id)
         refuses(NotFound, catalog.experiments.get, "parser")
         assert list(catalog.experiments.list()) == []

@@ -301,11 +301,11 @@ def what_a_name_a_fork_or_a_question_needs_is_told(catalog: Catalog) -> None:
     waits = make_approval(asked)
     catalog.approvals.add(waits)
     ids = [one.id for one in (free, first, head, asked, begun, forked, tagged)]
-    assert catalog.others.unneeded([*ids, SnapshotID(new_id())]) == [free.id, first.id]
+    assert catalog.others.choose_unneeded([*ids, SnapshotID(new_id())]) == [free.id, first.id]
     catalog.approvals.decide(waits.id, ApprovalStatus.DENIED, at_ns=1, by="me", reason=None)
     catalog.untag("kept")
-    assert catalog.others.unneeded(ids) == [free.id, first.id, asked.id, tagged.id]
-    assert catalog.others.unneeded([]) == []
+    assert catalog.others.choose_unneeded(ids) == [free.id, first.id, asked.id, tagged.id]
+    assert catalog.others.choose_unneeded([]) == []
 
 
 CHECKS: tuple[Callable[[Catalog], None], ...] = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.catalog.base import seen_by
+from snapshotd.catalog.base import as_tenant
 from snapshotd.engine.base import EditRequest, SandboxRequest
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.secrecy import TENANT
@@ -63,7 +63,7 @@ def test_a_tenant_is_a_name(engine: Engine) -> None:
 @pytest.mark.parametrize(("image", "command"), [("codex", "build codex"), ("debian:1", "import debian:1")])
 def test_a_tenant_is_told_who_makes_an_image(engine: Engine, image: str, command: str) -> None:
     with (
-        seen_by("acme"),
+        as_tenant("acme"),
         pytest.raises(NotFound, match=f"ask the daemon's owner for `snapshotd image {command}` there"),
     ):
         engine.runs.create(SandboxRequest(runtime="runc", tenant="acme", image=image))

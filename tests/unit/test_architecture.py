@@ -356,7 +356,7 @@ def test_every_package_is_in_the_tables() -> None:
         ("api/record.py", "pydantic", False),
         ("client/verbs.py", "snapshotd.api.operations", True),
         ("types.py", "snapshotd.kernel.files", False),
-        ("images/build.py", "snapshotd.config.passed_on", True),
+        ("images/build.py", "snapshotd.config.read_variables", True),
         ("config.py", "snapshotd.store.base", False),
         ("cli/commands/running/run.py", "snapshotd.client", True),
         ("client/sync.py", "snapshotd.cli", False),

@@ -101,6 +101,6 @@ def test_a_client_does_not_mind_the_daemons_settings() -> None:
 
 def test_no_password_is_shown() -> None:
     found = read(environ={"DOCKER_HOST": "tcp://user:secret@elsewhere:2375", "SNAPSHOTD_STORE": "s3://bucket/prefix"})
-    shown = found.shown()
+    shown = found.without_secrets()
     assert (shown["DOCKER_HOST"], shown["SNAPSHOTD_STORE"]) == ("tcp://elsewhere:2375", "s3://bucket/prefix")
     assert list(shown) == [item.metadata["variable"] for item in settings() if item.name != "token"]

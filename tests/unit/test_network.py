@@ -148,11 +148,11 @@ def test_addresses_of_the_internet() -> None:
 def test_changes(before: list[str], allow: list[str], deny: list[str], after: list[str] | None) -> None:
     if after is None:
         with pytest.raises(UsageError, match="stays denied by the rule !"):
-            HostRules(before).changed(allow, deny)
+            HostRules(before).with_changes(allow, deny)
         return
-    assert list(HostRules(before).changed(allow, deny).texts) == after
+    assert list(HostRules(before).with_changes(allow, deny).texts) == after
 
 
 def test_a_change_names_hosts_and_not_denials() -> None:
     with pytest.raises(UsageError, match=r"name the host alone: a\.b"):
-        HostRules(()).changed(["!a.b"], ())
+        HostRules(()).with_changes(["!a.b"], ())

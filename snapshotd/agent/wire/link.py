@@ -43,7 +43,7 @@ class Owner(Protocol):
     patient: bool
     """True if the link waits for a daemon that is away."""
 
-    def greeted(self, answer: Dict[str, Any]) -> None:
+    def on_hello(self, answer: Dict[str, Any]) -> None:
         """A daemon has answered `hello`."""
 
 
@@ -74,7 +74,7 @@ class Link:
         outage = _Outage(self._owner)
         while True:
             try:
-                self._connected()
+                self._connect()
                 return
             except OSError as exc:
                 yield outage.pause_s(None, exc, 0.0)
@@ -87,7 +87,7 @@ class Link:
         try:
             while True:
                 try:
-                    connection = self._connected()
+                    connection = self._connect()
                     sent, again = dict(fields, again=True) if again else fields, True
                     connection.send(op, sent, body)
                     yield None
@@ -109,7 +109,7 @@ class Link:
             self.calls[fields["call"]] = None
         return answer
 
-    def _connected(self) -> Connection:
+    def _connect(self) -> Connection:
         """The connection: the one there is, or the result of one attempt. OSError if that fails."""
         if self._connection is not None and self._connection.alive():
             return self._connection
@@ -125,7 +125,7 @@ class Link:
             raise
         self._connection = connection
         self._greeted_at_s = time.monotonic()
-        self._owner.greeted(answer)
+        self._owner.on_hello(answer)
         return connection
 
     def _stood_s(self) -> float:

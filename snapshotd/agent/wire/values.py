@@ -112,7 +112,7 @@ def outputs(holder: Any) -> Dict[str, Any]:
     return fields
 
 
-def restored_outputs(fields: Dict[str, Any]) -> Dict[str, Any]:
+def restore_outputs(fields: Dict[str, Any]) -> Dict[str, Any]:
     """`outputs` undone: `stdout` and `stderr` as they were, None where there was none."""
     found: Dict[str, Any] = {"stdout": fields.get("stdout"), "stderr": fields.get("stderr")}
     for name in fields.get("bytes", ()):
@@ -121,12 +121,12 @@ def restored_outputs(fields: Dict[str, Any]) -> Dict[str, Any]:
     return found
 
 
-def restored(value: Any) -> Any:
+def restore(value: Any) -> Any:
     """A recorded result as the program gets it again: the JSON value, or a result of `subprocess.run`."""
     if isinstance(value, dict) and value.get("type") == COMPLETED and {"args", "returncode"} <= set(value):
         import subprocess  # only programs that use it have such a record
 
-        return subprocess.CompletedProcess(value["args"], value["returncode"], **restored_outputs(value))
+        return subprocess.CompletedProcess(value["args"], value["returncode"], **restore_outputs(value))
     return value
 
 

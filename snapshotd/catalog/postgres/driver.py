@@ -74,9 +74,9 @@ class _Session(psycopg.Connection[Row]):
     def wait(self, gen: Generator[Any, Any, Any], *args: Any, **told: Any) -> Any:
         if self.answer_s is None:
             return super().wait(gen, *args, **told)
-        return super().wait(self._bounded(gen, time.monotonic() + self.answer_s), *args, **told)
+        return super().wait(self._drive_until(gen, time.monotonic() + self.answer_s), *args, **told)
 
-    def _bounded(self, gen: Generator[Any, Any, Any], deadline: float) -> Generator[Any, Any, Any]:
+    def _drive_until(self, gen: Generator[Any, Any, Any], deadline: float) -> Generator[Any, Any, Any]:
         """Give up a server that is there and says nothing: a kernel that acknowledges for a stopped process keeps the
         connection alive, so that no timeout of TCP ends it. psycopg goes on with `gen` some times a second, ready or not."""
         try:
@@ -92,7 +92,7 @@ class _Session(psycopg.Connection[Row]):
 
 
 @dataclass(slots=True)
-class _Held:
+class _ThreadState:
     """A thread's connection. `depth`: how often the thread holds `lock`; `writes`: within `transaction`; `nests`, `alone`: as it
     was asked for."""
 
@@ -119,7 +119,7 @@ class PostgresDatabase:
         if not re.fullmatch(r"[a-z][a-z0-9_]{0,62}", schema):
             raise UsageError(f"{schema!r} cannot be the name of a schema: use small letters, digits and '_'")
         self.schema = schema
-        self.name = f"the catalog in PostgreSQL ({_shown(given)})"
+        self.name = f"the catalog in PostgreSQL ({_without_password(given)})"
         self.lock = _Moment(self)
         self._address = make_conninfo(**{**_DEFAULTS, **given})
         self._take_turn = f"SELECT pg_advisory_xact_lock({zlib.crc32(f'snapshotd {schema}'.encode())})"
@@ -150,7 +150,7 @@ class PostgresDatabase:
     # -- statements ----------------------------------------------------------------------------------------------------
 
     def read(self, sql: str, values: Sequence[Value] = ()) -> list[Row]:
-        return self._run(lambda connection: _rows(connection.execute(_translated(sql), values)))
+        return self._run(lambda connection: _rows(connection.execute(_translate_sql(sql), values)))
 
     def read_one(self, sql: str, values: Sequence[Value] = ()) -> Row | None:
         rows = self.read(sql, values)
@@ -163,7 +163,7 @@ class PostgresDatabase:
             page: list[Row] = []
             left = size
             with connection.transaction(), RawServerCursor(connection, "page") as cursor:
-                cursor.execute(_translated(sql), values)
+                cursor.execute(_translate_sql(sql), values)
                 while len(page) < rows and left > 0:
                     found = cursor.fetchmany(min(_FETCHED, rows - len(page)))
                     for row in found:
@@ -181,14 +181,14 @@ class PostgresDatabase:
         return int(self.read(f"{sql} RETURNING pk", values)[0][0])
 
     def write(self, sql: str, values: Sequence[Value] = ()) -> int:
-        return self._run(lambda connection: connection.execute(_translated(sql), values).rowcount)
+        return self._run(lambda connection: connection.execute(_translate_sql(sql), values).rowcount)
 
     def write_many(self, sql: str, values: Iterable[Sequence[Value]]) -> None:
         items = list(values)
 
         def run(connection: _Session) -> None:
             with connection.cursor() as cursor:
-                cursor.executemany(_translated(sql), items)
+                cursor.executemany(_translate_sql(sql), items)
 
         if items:
             self._run(run)
@@ -205,7 +205,7 @@ class PostgresDatabase:
         committed before it, and an update of a row waits for another's. With `nests=True` transactions of this thread
         inside are parts of this one: what a method of the catalog writes there is committed with the rest, and is undone by
         itself when it raises."""
-        held = self._held()
+        held = self._own_state()
         if held.writes and held.nests:
             with self._part(held, alone):
                 yield
@@ -214,7 +214,7 @@ class PostgresDatabase:
             raise InternalError(
                 f"{self.name} cannot begin a transaction within another, or after a read under its lock"
             )
-        self._retried(lambda connection: self._begin(connection, alone))
+        self._retry(lambda connection: self._begin(connection, alone))
         held.writes, held.nests, held.alone = True, nests, alone
         try:
             yield
@@ -225,7 +225,7 @@ class PostgresDatabase:
             self._release()
 
     @contextmanager
-    def _part(self, held: _Held, alone: bool) -> Iterator[None]:
+    def _part(self, held: _ThreadState, alone: bool) -> Iterator[None]:
         """A transaction within another."""
         assert held.connection is not None
         try:
@@ -249,7 +249,7 @@ class PostgresDatabase:
             connection.execute(_MARK, (connection.token, connection.number))
 
     def _commit(self) -> None:
-        held = self._held()
+        held = self._own_state()
         connection = held.connection
         assert connection is not None
         try:
@@ -276,7 +276,7 @@ class PostgresDatabase:
         try:
             if not connection.has_tables:
                 raise Unavailable("its number is not recorded")
-            found = self._retried(look)
+            found = self._retry(look)
             self._release()
         except SnapshotdError as exc:
             raise Unavailable(
@@ -310,23 +310,23 @@ class PostgresDatabase:
 
     def _run(self, work: Callable[[_Session], _Result]) -> _Result:
         """Do work over the thread's connection, or over one that it has for this alone."""
-        held = self._held()
+        held = self._own_state()
         if held.writes:
             assert held.connection is not None
-            return self._translate(work, held.connection)
+            return self._run_on(work, held.connection)
         if held.depth:
             if held.connection is None:
-                self._retried(lambda connection: connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
+                self._retry(lambda connection: connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
             assert held.connection is not None
-            return self._translate(work, held.connection)
+            return self._run_on(work, held.connection)
         try:
-            return self._retried(work)
+            return self._retry(work)
         finally:
             self._release()
 
-    def _retried(self, work: Callable[[_Session], _Result]) -> _Result:
+    def _retry(self, work: Callable[[_Session], _Result]) -> _Result:
         """Do the first work over a connection, which is the thread's then: twice if the connection had been broken."""
-        held = self._held()
+        held = self._own_state()
         while True:
             held.connection, used = self._take()
             try:
@@ -340,16 +340,16 @@ class PostgresDatabase:
                 self._release()
                 raise
 
-    def _translate(self, work: Callable[[_Session], _Result], connection: _Session) -> _Result:
+    def _run_on(self, work: Callable[[_Session], _Result], connection: _Session) -> _Result:
         try:
             return work(connection)
         except psycopg.Error as exc:
             raise meaning(exc, self.name) from exc
 
-    def _held(self) -> _Held:
-        held: _Held | None = getattr(self._threads, "held", None)
+    def _own_state(self) -> _ThreadState:
+        held: _ThreadState | None = getattr(self._threads, "held", None)
         if held is None:
-            held = self._threads.held = _Held()
+            held = self._threads.held = _ThreadState()
         return held
 
     def _take(self) -> tuple[_Session, bool]:
@@ -370,7 +370,7 @@ class PostgresDatabase:
 
     def _release(self) -> None:
         """Take the connection from the thread, and what is not committed back."""
-        held = self._held()
+        held = self._own_state()
         connection, held.connection = held.connection, None
         if connection is not None:
             with suppress(psycopg.Error):
@@ -412,10 +412,10 @@ class _Moment:
         self._database = database
 
     def __enter__(self) -> None:
-        self._database._held().depth += 1
+        self._database._own_state().depth += 1
 
     def __exit__(self, *_: object) -> None:
-        held = self._database._held()
+        held = self._database._own_state()
         held.depth -= 1
         if not held.depth and not held.writes:
             self._database._release()
@@ -426,19 +426,19 @@ def _rows(cursor: psycopg.Cursor[Row]) -> list[Row]:
 
 
 @lru_cache(maxsize=1000)
-def _translated(sql: str) -> str:
+def _translate_sql(sql: str) -> str:
     """A statement of the catalog as PostgreSQL takes it: numbered placeholders, and no hints for SQLite's planner."""
     number = 0
 
-    def numbered(found: re.Match[str]) -> str:
+    def number_next(found: re.Match[str]) -> str:
         nonlocal number
         number += 1
         return f"${found[1] or number}"
 
-    return re.sub(r"\?(\d*)", numbered, re.sub(r" INDEXED BY \w+", "", sql))
+    return re.sub(r"\?(\d*)", number_next, re.sub(r" INDEXED BY \w+", "", sql))
 
 
-def _shown(address: dict[str, Any]) -> str:
+def _without_password(address: dict[str, Any]) -> str:
     """An address for people: without a password."""
     place = f"{address.get('host') or 'localhost'}/{address.get('dbname') or address.get('user') or ''}"
     return place if "port" not in address else f"{place}, port {address['port']}"

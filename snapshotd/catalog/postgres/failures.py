@@ -46,14 +46,14 @@ def meaning(exc: psycopg.Error, what: str) -> SnapshotdError:
     """The error to raise for one of the driver's. A connection that broke has no SQLSTATE."""
     state, said = exc.sqlstate or "", " ".join(str(exc).split()) or type(exc).__name__
     if not state and isinstance(exc, psycopg.OperationalError | psycopg.InterfaceError):
-        state, said = _refused(said)
+        state, said = _guess_state(said)
     for beginnings, kind, sentence in _KINDS:
         if state.startswith(beginnings):
             return kind(sentence.format(what=what, said=said, remedy=REMEDY))
     return InternalError(f"{what} refused a statement ({type(exc).__name__}: {said})")
 
 
-def _refused(said: str) -> tuple[str, str]:
+def _guess_state(said: str) -> tuple[str, str]:
     """A SQLSTATE for what a server said when a connection was made: libpq gives only its words."""
     unknown = "does not exist" in said
     if (

@@ -13,13 +13,13 @@ from snapshotd.catalog.lookup import (
     CANDIDATES,
     check_unique,
     id_range,
-    no,
+    no_such,
     searchable,
     snapshot_numbers,
     trajectory_number,
 )
 from snapshotd.catalog.parts import ApprovalTable, Compensations
-from snapshotd.catalog.tenancy import owned
+from snapshotd.catalog.tenancy import own_condition
 from snapshotd.errors import Conflict, InternalError, NotFound
 from snapshotd.types import (
     Approval,
@@ -70,13 +70,13 @@ class SqlApprovals(ApprovalTable):
     def find(self, ref: str) -> Approval:
         found: builtins.list[Row] = []
         if ref and searchable(ref):
-            condition, values = owned()
+            condition, values = own_condition()
             found = self._db.read(
                 _APPROVAL_SELECT + f"WHERE a.id >= ? AND a.id < ? AND {condition} LIMIT ?",
                 (*id_range(ref), *values, CANDIDATES + 1),
             )
         if not found:
-            raise no("approval", ref)
+            raise no_such("approval", ref)
         check_unique(ref, [row[0] for row in found])
         return _decode(found[0])
 
@@ -127,7 +127,7 @@ class SqlApprovals(ApprovalTable):
             self._db.read_one(_APPROVAL_SELECT + "WHERE a.id = ?", (approval_id,)) if searchable(approval_id) else None
         )
         if row is None:
-            raise no("approval", approval_id)
+            raise no_such("approval", approval_id)
         return _decode(row)
 
 

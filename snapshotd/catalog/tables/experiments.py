@@ -12,7 +12,7 @@ from snapshotd.catalog import rows
 from snapshotd.catalog.database import CatalogDatabase, Row, Value
 from snapshotd.catalog.parts import ExperimentTable
 from snapshotd.catalog.tables.requests import add_request
-from snapshotd.catalog.tenancy import owned
+from snapshotd.catalog.tenancy import own_condition
 from snapshotd.errors import Conflict, NotFound
 from snapshotd.scores import ExperimentBranch
 from snapshotd.types import Experiment, RequestKey, TrajectoryID
@@ -65,11 +65,11 @@ class SqlExperiments(ExperimentTable):
             add_request(self._db, request, [one.name])
 
     def list(self) -> builtins.list[Experiment]:
-        condition, values = _owned()
+        condition, values = _own_condition()
         return [_decode(row) for row in self._db.read(f"{_SELECT} WHERE {condition} ORDER BY name", values)]
 
     def get(self, name: str) -> Experiment:
-        condition, values = _owned()
+        condition, values = _own_condition()
         found = self._db.read_one(f"{_SELECT} WHERE name = ? AND {condition}", (name, *values))
         if found is None:
             raise _no(name)
@@ -131,9 +131,9 @@ def _no(name: str) -> NotFound:
     return NotFound(f"there is no experiment {name[:100]!r}; `snapshotd experiment ls` lists those there are")
 
 
-def _owned() -> tuple[str, tuple[Value, ...]]:
+def _own_condition() -> tuple[str, tuple[Value, ...]]:
     """A condition on a row: the present tenant sees the snapshot that it began from."""
-    condition, values = owned()
+    condition, values = own_condition()
     if not values:
         return condition, values
     return (

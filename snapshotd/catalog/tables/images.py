@@ -5,7 +5,7 @@ from __future__ import annotations
 from snapshotd.catalog import rows
 from snapshotd.catalog.database import CatalogDatabase
 from snapshotd.catalog.inserts import add_image
-from snapshotd.catalog.lookup import CANDIDATES, check_unique, id_range, image_number, no, searchable
+from snapshotd.catalog.lookup import CANDIDATES, check_unique, id_range, image_number, no_such, searchable
 from snapshotd.catalog.parts import ImageTable
 from snapshotd.errors import Conflict
 from snapshotd.types import Image, ImageID, TreeID, short
@@ -24,7 +24,7 @@ class SqlImages(ImageTable):
 
     def find(self, ref: str) -> Image:
         if not ref or not searchable(ref):
-            raise no("image", ref)
+            raise no_such("image", ref)
         called = self._db.read_one(
             rows.IMAGE_SELECT + " WHERE i.id = ?1 OR i.name = ?1 ORDER BY i.id = ?1 DESC LIMIT 1", (ref,)
         )
@@ -34,7 +34,7 @@ class SqlImages(ImageTable):
             rows.IMAGE_SELECT + " WHERE i.id >= ? AND i.id < ? LIMIT ?", (*id_range(ref), CANDIDATES + 1)
         )
         if not found:
-            raise no("image", ref)
+            raise no_such("image", ref)
         check_unique(ref, [row[0] for row in found])
         return rows.decode_image(found[0])
 

@@ -62,7 +62,7 @@ class SqlOtherRows(OtherRows):
         for trajectory in trajectories:
             self._tell(trajectory.id)
 
-    def unneeded(self, snapshots: Sequence[SnapshotID]) -> list[SnapshotID]:
+    def choose_unneeded(self, snapshots: Sequence[SnapshotID]) -> list[SnapshotID]:
         found = {one for (one,) in self._db.read(_UNNEEDED, (encode_json(list(snapshots)),))}
         return [one for one in snapshots if one in found]
 

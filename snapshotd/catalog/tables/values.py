@@ -51,16 +51,16 @@ class SqlValues(KeyValues):
         text = rows.encode_json(value)
         with self._db.transaction():
             number, latest = self._key(tenant, namespace, key)
-            made = self._made(number, request)
+            made = self._find_change(number, request)
             if made is not None:
                 return made
-            self._expect(key, expected_version, 0 if self._live(number, latest, now_ns) is None else latest)
+            self._expect(key, expected_version, 0 if self._find_live(number, latest, now_ns) is None else latest)
             return self._add(number, latest, text, now_ns, expires_at_ns, request)
 
     def get(self, tenant: str, namespace: str, key: str, *, now_ns: int, version: int | None = None) -> StoredValue:
         with self._db.lock:
             row = self._db.read_one(_KEY_SELECT, _names(tenant, namespace, key))
-            found = None if row is None else self._live(row[0], row[1] if version is None else version, now_ns)
+            found = None if row is None else self._find_live(row[0], row[1] if version is None else version, now_ns)
         if found is None:
             raise _no(namespace, key, version)
         return found
@@ -77,9 +77,9 @@ class SqlValues(KeyValues):
     ) -> None:
         with self._db.transaction():
             number, latest = self._key(tenant, namespace, key)
-            if self._made(number, request) is not None:
+            if self._find_change(number, request) is not None:
                 return
-            if self._live(number, latest, now_ns) is None:
+            if self._find_live(number, latest, now_ns) is None:
                 raise _no(namespace, key, None)
             self._expect(key, expected_version, latest)
             self._add(number, latest, None, now_ns, None, request)
@@ -105,7 +105,7 @@ class SqlValues(KeyValues):
                 for number, latest, key, within in page:
                     if len(found) >= max(limit, 0) and not (found and found[-1].key == _text(key)):
                         return found
-                    value = self._live(number, latest, now_ns)
+                    value = self._find_live(number, latest, now_ns)
                     if value is not None and fits(value.value):
                         found.append(value)
                     at = (key, within)
@@ -141,10 +141,10 @@ class SqlValues(KeyValues):
         if expected is not None and expected != version:
             has = f"has version {version}" if version else "does not exist"
             raise Conflict(
-                f"key {_shown(key)} cannot be changed because it {has} and not version {expected}: read it again first"
+                f"key {_quote(key)} cannot be changed because it {has} and not version {expected}: read it again first"
             )
 
-    def _made(self, number: int, request: str | None) -> StoredValue | None:
+    def _find_change(self, number: int, request: str | None) -> StoredValue | None:
         """The change that was made under this name."""
         row = self._db.read_one(_SELECT + "WHERE k.pk = ? AND v.request = ?", (number, request))  # nothing equals NULL
         return None if row is None else _decode(row)
@@ -161,7 +161,7 @@ class SqlValues(KeyValues):
         assert row is not None
         return _decode(row)
 
-    def _live(self, number: int, version: int, now_ns: int) -> StoredValue | None:
+    def _find_live(self, number: int, version: int, now_ns: int) -> StoredValue | None:
         """A version that is there, not expired and no deletion."""
         row = self._db.read_one(
             _SELECT
@@ -187,7 +187,7 @@ def _name(what: str, text: str) -> bytes:
     data = text.encode(errors="surrogatepass")
     if len(data) > MAX_NAME_BYTES:
         raise LimitExceeded(
-            f"{what} {_shown(text)} has {len(data)} bytes and {MAX_NAME_BYTES} is the most: choose a shorter one"
+            f"{what} {_quote(text)} has {len(data)} bytes and {MAX_NAME_BYTES} is the most: choose a shorter one"
         )
     return data
 
@@ -200,14 +200,14 @@ def _text(data: bytes) -> str:
     return data.decode(errors="surrogatepass")
 
 
-def _shown(text: str) -> str:
+def _quote(text: str) -> str:
     return ascii(text[:80])
 
 
 def _no(namespace: str, key: str, version: int | None) -> NotFound:
     which = "" if version is None else f" in version {version}"
     return NotFound(
-        f"there is no key {_shown(key)}{which} in namespace {_shown(namespace)}: `snapshotd store ls` shows what there is"
+        f"there is no key {_quote(key)}{which} in namespace {_quote(namespace)}: `snapshotd store ls` shows what there is"
     )
 
 
@@ -225,7 +225,7 @@ def _filter(where: Mapping[str, Any]) -> Callable[[Any], bool]:
     for path, wanted in where.items():
         if not (wanted is None or isinstance(wanted, str | bool | int | float)):
             raise UsageError(
-                f"field {_shown(path)} cannot be searched for a list or an object: give a text, a number, true, false or null"
+                f"field {_quote(path)} cannot be searched for a list or an object: give a text, a number, true, false or null"
             )
     return lambda value: all(_has(value, path.split("."), wanted) for path, wanted in where.items())
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from snapshotd.client.apply.host_tree import DIR_FLAGS, Stamp
-from snapshotd.config import passed_on
+from snapshotd.config import read_variables
 from snapshotd.errors import NO_ROOM, Conflict, NotPermitted, OutOfSpace, SnapshotdError, UsageError
 from snapshotd.trees.three_way import KEPT_NAMES
 
@@ -150,7 +150,7 @@ def _folder_of(place: int, token: str) -> tuple[object, object] | None:
 
 
 def _place() -> Path:
-    given = passed_on(["XDG_STATE_HOME"]).get("XDG_STATE_HOME", "")
+    given = read_variables(["XDG_STATE_HOME"]).get("XDG_STATE_HOME", "")
     return Path(given if os.path.isabs(given) else Path.home() / ".local" / "state") / "snapshotd" / "applies"
 
 

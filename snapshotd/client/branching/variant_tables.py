@@ -17,7 +17,7 @@ from typing import Any
 from snapshotd.client.branching import toml_checks as checks
 from snapshotd.client.branching.toml_checks import Check, TomlText
 from snapshotd.client.local.arguments import sandbox_path
-from snapshotd.config import passed_on
+from snapshotd.config import read_variables
 from snapshotd.errors import UsageError
 from snapshotd.terms import nearest
 
@@ -162,7 +162,7 @@ def keywords(label: str, table: dict[str, Any], folder: str | Path = ".") -> dic
 
 
 def _secret(label: str, name: str, variable: str) -> str:
-    found = passed_on([variable])
+    found = read_variables([variable])
     if variable not in found:
         raise UsageError(
             f"the variant {label} has its secret {name} from the variable {variable}, which is not set here; set it"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import snapshotd
-from snapshotd.config import passed_on
+from snapshotd.config import read_variables
 from snapshotd.errors import Conflict, NotPermitted, UsageError
 
 PROGRAM = Path(snapshotd.__file__).parent / "hooks" / "send.py"
@@ -105,7 +105,7 @@ class HookSettings:
 
     @property
     def _home(self) -> Path:
-        given = passed_on([self.agent.home]).get(self.agent.home)
+        given = read_variables([self.agent.home]).get(self.agent.home)
         return Path(given) if given else Path.home() / self.agent.directory
 
     def install(self) -> bool:

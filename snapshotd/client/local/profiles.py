@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snapshotd.config import config_folder, passed_on
+from snapshotd.config import config_folder, read_variables
 from snapshotd.errors import NotFound, SandboxFailed, UsageError
 
 SHIPPED = Path(__file__).parent / "agents"
@@ -77,7 +77,7 @@ class AgentProfile:
         if the agent can talk to one of them."""
         if not self.providers or any(kind in named for kind in self.providers):
             return None
-        keys = passed_on([f"{kind.upper()}_API_KEY" for kind in self.providers])
+        keys = read_variables([f"{kind.upper()}_API_KEY" for kind in self.providers])
         return next((kind for kind in self.providers if keys.get(f"{kind.upper()}_API_KEY")), self.providers[0])
 
 
@@ -122,7 +122,7 @@ def _places() -> tuple[Path, Path]:
 
 
 def _base(variable: str, default: str) -> Path:
-    given = passed_on([variable]).get(variable)
+    given = read_variables([variable]).get(variable)
     return (Path(given) if given else Path.home() / default) / "snapshotd"
 
 

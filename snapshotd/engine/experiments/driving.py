@@ -304,7 +304,7 @@ class Driver:
         return None if self._ended is None else (self._ended, False)
 
     def _over_budget(self, branch: ExperimentBranch) -> str | None:
-        limit = self._request.budget.exceeded(branch.seconds, branch.calls, sum(branch.tokens), branch.cost)
+        limit = self._request.budget.find_exceeded(branch.seconds, branch.calls, sum(branch.tokens), branch.cost)
         return None if limit is None else f"it used more than its budget of {limit}"
 
     def _rule(self) -> None:

@@ -92,11 +92,11 @@ class NodePruneScope(PruneScope):
 
     def unneeded(self, snapshots: Sequence[SnapshotID]) -> Collection[SnapshotID]:
         published = self._shared.coordination.published(snapshots)
-        return {*self.catalog.others.unneeded(published), *self._given_up(snapshots)}
+        return {*self.catalog.others.choose_unneeded(published), *self._given_up(snapshots)}
 
     def give_up(self, snapshots: Sequence[SnapshotID]) -> Collection[SnapshotID]:
         with self._shared.together():
-            gone = self._shared.collection.remove_published(self._fence, self.catalog.others.unneeded(snapshots))
+            gone = self._shared.collection.remove_published(self._fence, self.catalog.others.choose_unneeded(snapshots))
             self.catalog.set_pruned(gone)
         hit("engine.prune.told")
         return {*gone, *self._given_up(snapshots)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 
-from snapshotd.config import passed_on
+from snapshotd.config import read_variables
 from snapshotd.engine.base import SandboxRequest, Variant
 from snapshotd.errors import Unsupported
 from snapshotd.runtime.base import DEFAULT_PATH, SOCKET_PATH
@@ -24,7 +24,7 @@ def environment(root: str) -> dict[str, str]:
     """The environment of every command in the folder `root`, before the request's own."""
     return {
         "PATH": DEFAULT_PATH,
-        **passed_on(["PATH"]),
+        **read_variables(["PATH"]),
         "HOME": f"{root}/{HOME.decode()}",
         "TMPDIR": f"{root}/{TEMPORARY.decode()}",
         "SNAPSHOTD_AGENT_SOCKET": SOCKET_PATH,

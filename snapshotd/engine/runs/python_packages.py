@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-from snapshotd.config import passed_on
+from snapshotd.config import read_variables
 from snapshotd.engine.base import SandboxRequest
 from snapshotd.engine.context import Context
 from snapshotd.engine.runs.inputs import open_agent, open_seen
@@ -82,7 +82,7 @@ def layer_for(context: Context, spec: SandboxSpec, requirements: tuple[str, ...]
     cached = cached_layers(context)
     if key in cached and cached[key] in context.store.layers():
         return cached[key]
-    environment = passed_on(_PIP_SETTINGS)
+    environment = read_variables(_PIP_SETTINGS)
     bundle = Path(_HOST_CA).read_bytes() if os.path.exists(_HOST_CA) else b""
     if bundle:
         environment["PIP_CERT"] = "/run/snapshotd/ca.pem"

@@ -251,7 +251,7 @@ class RunService:
                     f"the network of {found.shown_name} is {before}, which has no rules for hosts: make a sandbox with "
                     "one, or fork this one, with the network allow:HOST"
                 )
-            rules = HostRules(before.rules if only is None else only).changed(allow, deny)
+            rules = HostRules(before.rules if only is None else only).with_changes(allow, deny)
             self._catalog.set_network(found.id, Network.allowing(rules.texts))
         mine = [one for one in self._sessions.launched() if one.trajectory.id == found.id]
         renew_network(self._catalog, mine, lambda _: None)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from snapshotd.client import AsyncSnapshotd
 from snapshotd.client.exchange import AnswerLost
 from snapshotd.errors import Conflict, NotFound
-from snapshotd.integrations.logs import repeated
+from snapshotd.integrations.logs import repeat_if_lost
 
 _PAGE = 1000
 _ATTEMPTS = 100
@@ -54,7 +54,7 @@ class SessionIndex:
 
     async def _read(self, project: str, session: str) -> tuple[Fact, int]:
         try:
-            found = await repeated(lambda: self._client.get_value(_namespace(project), session))
+            found = await repeat_if_lost(lambda: self._client.get_value(_namespace(project), session))
             return found.value, found.version
         except NotFound:
             return {"logs": {}, "there": [], "mtime": 0, "summary": None}, 0

@@ -54,19 +54,19 @@ class SnapshotdBackend(BaseSandbox):
         """Each file is one call, whole or not at all."""
         write = self._sandbox().files.write
         return [
-            FileUploadResponse(path, _tried(path, partial(write, path, data, user=self._user))[1])
+            FileUploadResponse(path, _try_file(path, partial(write, path, data, user=self._user))[1])
             for path, data in files
         ]
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         read = self._sandbox().files.read
-        return [FileDownloadResponse(path, *_tried(path, partial(read, path))) for path in paths]
+        return [FileDownloadResponse(path, *_try_file(path, partial(read, path))) for path in paths]
 
     def _sandbox(self) -> Sandbox:
         return self._place if isinstance(self._place, Sandbox) else self._place.sandbox()
 
 
-def _tried(path: str, work: Callable[[], R]) -> tuple[R | None, str | None]:
+def _try_file(path: str, work: Callable[[], R]) -> tuple[R | None, str | None]:
     """The result of work on a file, or DeepAgents' word for why there is none."""
     if not path.startswith("/") or "\0" in path:
         return None, "invalid_path"

@@ -66,7 +66,7 @@ class Boxes:
             raise gone(sandbox)
         return box
 
-    async def running(self, sandbox: str) -> Box:
+    async def ensure_running(self, sandbox: str) -> Box:
         """A sandbox for a request within it, which resumes it. WireError: there is none that runs."""
         box = await self.find_reachable(sandbox)
         if await self._was_removed(box):

@@ -149,7 +149,7 @@ class _Stream(Response):
             return
         await send(start)
         sending = asyncio.create_task(self._send(send))
-        leaving, stopping = asyncio.create_task(_left(receive)), asyncio.create_task(self._stopping.wait())
+        leaving, stopping = asyncio.create_task(_wait_for_leave(receive)), asyncio.create_task(self._stopping.wait())
         others = (leaving, stopping)
         try:
             await asyncio.wait((sending, *others), return_when=asyncio.FIRST_COMPLETED)
@@ -158,7 +158,7 @@ class _Stream(Response):
                 task.cancel()
             await asyncio.gather(sending, *others, return_exceptions=True)
         if sending.cancelled() and self._stopping.is_set():
-            last = _told(WireError("unavailable", "the server was stopped; connect again when it is back"))
+            last = _error_json(WireError("unavailable", "the server was stopped; connect again when it is back"))
             await send({**_frame(_END, last), "more_body": False})
         if not sending.cancelled() and (error := sending.exception()) is not None:
             raise error
@@ -170,14 +170,14 @@ class _Stream(Response):
                 async for message in messages:
                     await send(_frame(0, message))
         except SnapshotdError as exc:
-            last = _told(failure_of(exc))
+            last = _error_json(failure_of(exc))
         except WireError as exc:
-            last = _told(exc)
+            last = _error_json(exc)
         except (ClientDisconnect, OSError):
             return
         except Exception:  # noqa: BLE001 - the answer has begun: the client gets the error in it
             _log.exception("a stream failed")
-            last = _told(WireError("internal", "the server has a defect; its log says more"))
+            last = _error_json(WireError("internal", "the server has a defect; its log says more"))
         await send({**_frame(_END, last), "more_body": False})
 
 
@@ -194,7 +194,7 @@ class _Late:
         await self._send(piece)
 
 
-def _told(failure: WireError) -> Json:
+def _error_json(failure: WireError) -> Json:
     return {"error": {"code": failure.connect_code, "message": failure.message}}
 
 
@@ -203,7 +203,7 @@ def _frame(flags: int, message: Json) -> Json:
     return {"type": "http.response.body", "body": _HEAD.pack(flags, len(data)) + data, "more_body": True}
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_for_leave(receive: Receive) -> None:
     """Returns when the client has gone away. The body has been read."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -70,7 +70,7 @@ class AccessKeys:
         if given is None or not hmac.compare_digest(given.encode(), self.token(sandbox, purpose).encode()):
             raise WireError("unauthenticated", "the access token of the sandbox is missing or wrong")
 
-    def signed_for(
+    def find_signer(
         self, boxes: Iterable[Box], path: str, operation: str, user: str, signature: str, expiration: str | None
     ) -> Box:
         """The sandbox with whose token a URL of a file was signed; `operation` is read or write. WireError: there is none,

@@ -61,7 +61,7 @@ class People:
         self._known[sandbox] = Names(people, users, groups, time.monotonic())
         return self._known[sandbox]
 
-    async def named(self, box: Box, name: str | None) -> Person:
+    async def find(self, box: Box, name: str | None) -> Person:
         """The user of this name; None: the sandbox's own. WireError: there is none."""
         wanted = name or box.user
         found = (await self.names(box.id)).people.get(wanted)

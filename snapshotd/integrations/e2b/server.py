@@ -77,11 +77,11 @@ class E2BServer:
             return
         headers = Headers(scope=scope)
         try:
-            where = addressed(headers, self._options.domain)
+            where = find_address(headers, self._options.domain)
             if where is not None:
-                await self._inside(*where, headers, scope, receive, send)
+                await self._serve_inside(*where, headers, scope, receive, send)
             elif scope["type"] == "http" and scope["path"] == "/files" and b"signature=" in scope["query_string"]:
-                await self._signed(scope, receive, send)
+                await self._serve_signed(scope, receive, send)
             elif scope["type"] == "http":
                 assert self._control is not None
                 await self._control(scope, receive, send)
@@ -119,7 +119,7 @@ class E2BServer:
         )
         builds = BuildRoutes(client, self._people, templates, sandboxes, self._keys, places)
         self._control = Starlette(
-            routes=[*builds.routes(self._known), *sandboxes.routes(self._known)],
+            routes=[*builds.routes(self._with_key), *sandboxes.routes(self._with_key)],
             exception_handlers={HTTPException: _no_route, 500: _defect},
         )
         ends = asyncio.create_task(self._boxes.watch_ends())
@@ -141,7 +141,7 @@ class E2BServer:
         """Start the program of a sandbox's template. WireError: it is not ready in time."""
         if box.start is None:
             return
-        call = InnerCall(box, await self._people.named(box, None))
+        call = InnerCall(box, await self._people.find(box, None))
         await self._processes.begin(call, ["/bin/bash", "-l", "-c", box.start], env={}, stdin=False)
         if box.ready is None:
             return
@@ -157,7 +157,7 @@ class E2BServer:
 
     # -- the control API -----------------------------------------------------------------------------------------------
 
-    def _known(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    def _with_key(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         """The handler for requests with a key."""
 
         async def handle(request: Request) -> Response:
@@ -172,32 +172,32 @@ class E2BServer:
 
     # -- within sandboxes ----------------------------------------------------------------------------------------------
 
-    async def _inside(
+    async def _serve_inside(
         self, sandbox: str, port: int, headers: Headers, scope: Scope, receive: Receive, send: Send
     ) -> None:
         box = await self._boxes.find_reachable(sandbox)
         if port != ENVD_PORT:
             if not box.is_public:
                 self._keys.check(headers.get(TRAFFIC_TOKEN), sandbox, "traffic")
-            await self._boxes.running(sandbox)
+            await self._boxes.ensure_running(sandbox)
             await self._traffic.pass_on(sandbox, port, scope, receive, send)
             return
         if scope["type"] != "http":
             raise WireError("not_found", "the API of a sandbox has no WebSockets")
         request = Request(scope, receive)
         if scope["path"] == "/files" and "signature" in request.query_params:
-            await self._signed(scope, receive, send)
+            await self._serve_signed(scope, receive, send)
             return
         if scope["path"] != "/health":
             self._keys.check(headers.get("x-access-token"), sandbox)
-        box = await self._boxes.running(sandbox)  # this resumes it, so the token is checked before
+        box = await self._boxes.ensure_running(sandbox)  # this resumes it, so the token is checked before
         await (await self._answer(box, request))(scope, receive, send)
 
     async def _answer(self, box: Box, request: Request) -> Response:
         method, path = request.method, request.url.path
         rpc = self._methods.get(path)
         if rpc is not None and method == "POST":
-            person = await self._people.named(box, basic_user(request.headers.get("authorization")))
+            person = await self._people.find(box, basic_user(request.headers.get("authorization")))
             return await rpc.answer(InnerCall.of(box, person, request.headers), request, self._stopping)
         if path == "/files" and method in ("GET", "POST"):
             name = request.query_params.get("username") or basic_user(request.headers.get("authorization"))
@@ -211,17 +211,17 @@ class E2BServer:
         raise WireError("not_found", f"the API of a sandbox has no {method} {path}")
 
     async def _file(self, box: Box, request: Request, name: str | None) -> Response:
-        call = InnerCall(box, await self._people.named(box, name))
+        call = InnerCall(box, await self._people.find(box, name))
         return await (self._transfers.get if request.method == "GET" else self._transfers.post)(call, request)
 
-    async def _signed(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_signed(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A URL of a file, whose signature says whose it is."""
         request = Request(scope, receive)
         query = request.query_params
         operation = {"GET": "read", "POST": "write"}.get(request.method)
         if operation is None:
             raise WireError("not_found", f"/files has no {request.method}")
-        box = self._keys.signed_for(
+        box = self._keys.find_signer(
             await self._boxes.all_of(None),
             query.get("path", ""),
             operation,
@@ -229,7 +229,7 @@ class E2BServer:
             query.get("signature", ""),
             query.get("signature_expiration"),
         )
-        box = await self._boxes.running(box.id)
+        box = await self._boxes.ensure_running(box.id)
         await (await self._file(box, request, query.get("username") or None))(scope, receive, send)  # as it is signed
 
     async def _refuse(self, failure: WireError, scope: Scope, receive: Receive, send: Send) -> None:
@@ -240,7 +240,7 @@ class E2BServer:
         await (error_of(failure) if is_call else answer(failure))(scope, receive, send)
 
 
-def addressed(headers: Headers, domain: str) -> tuple[str, int] | None:
+def find_address(headers: Headers, domain: str) -> tuple[str, int] | None:
     """The sandbox and port that a request is for, by its host below `domain` or by headers; None: it is for none.
     WireError: there is no such port."""
     sandbox, port = headers.get("e2b-sandbox-id"), headers.get("e2b-sandbox-port", str(ENVD_PORT))

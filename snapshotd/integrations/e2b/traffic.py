@@ -58,7 +58,7 @@ class Traffic:
 
     async def pass_on(self, sandbox: str, number: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request with what the server says."""
-        way = await self._way(sandbox, number)
+        way = await self._ensure_way(sandbox, number)
         if scope["type"] == "websocket":
             await way.websocket(WebSocket(scope, receive, send))
             return
@@ -71,7 +71,7 @@ class Traffic:
         if sandbox is None:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
-    async def _way(self, sandbox: str, number: int) -> _Way:
+    async def _ensure_way(self, sandbox: str, number: int) -> _Way:
         key = sandbox, number
         if key not in self._ports:
             while len(self._ports) >= _PORTS_MAX:
@@ -110,7 +110,7 @@ class _Way:
         asked = httpx2.Request(
             request.method,
             httpx2.URL(f"http://localhost:{self._number}", raw_path=_raw_path(scope)),
-            headers=[*_passed(request.headers.items()), ("host", request.headers.get("host", "localhost"))],
+            headers=[*_headers_to_pass(request.headers.items()), ("host", request.headers.get("host", "localhost"))],
             content=request.stream() if has_body else None,
             extensions={"timeout": httpx2.Timeout(None, connect=_OPEN_S).as_dict()},
         )
@@ -137,7 +137,7 @@ class _Way:
             "sec-websocket-extensions",
             "sec-websocket-protocol",
         }
-        headers = [(name, value) for name, value in _passed(socket.headers.items()) if name not in skipped]
+        headers = [(name, value) for name, value in _headers_to_pass(socket.headers.items()) if name not in skipped]
         host = socket.headers.get("host", "localhost")
         try:
             upstream = unix_connect(
@@ -198,7 +198,7 @@ async def _raw(answered: httpx2.Response) -> AsyncIterator[bytes]:
         await answered.aclose()
 
 
-def _passed(headers: Any) -> list[tuple[str, str]]:
+def _headers_to_pass(headers: Any) -> list[tuple[str, str]]:
     """The headers of a request that are for the server in the sandbox."""
     listed = [(name.lower(), value) for name, value in headers]
     named = {one.strip().lower() for name, value in listed if name == "connection" for one in value.split(",")}

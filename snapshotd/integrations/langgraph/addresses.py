@@ -56,11 +56,11 @@ def saver_at(address: str, *, may_create: bool) -> Iterator[BaseCheckpointSaver[
                 saver.setup()
             next(saver.list(None, limit=1), None)  # a damaged source is found before a target is made
         except Exception as exc:
-            raise UsageError(f"the saver at {scheme}://... cannot be used: {said(exc)}") from exc
+            raise UsageError(f"the saver at {scheme}://... cannot be used: {words_of(exc)}") from exc
         yield saver
 
 
-def said(exc: Exception) -> str:
+def words_of(exc: Exception) -> str:
     """The words of a saver's own error, on one line."""
     return " ".join(str(exc).split())[:300]
 

@@ -197,7 +197,7 @@ class Checkpoints:
         writes = [row[3:] for row in rows if row[0] is None]
         for space, family, epoch, *row in rows:
             if space is not None:
-                return self._found(row, CheckpointPlace(space, thread, ns, family, epoch), _in_order(writes))
+                return self._decode(row, CheckpointPlace(space, thread, ns, family, epoch), _in_order(writes))
         return None
 
     def numbers(
@@ -237,7 +237,7 @@ class Checkpoints:
             pk, space, _, _, metadata, _ = row
             if not wanted or _has(json.loads(metadata), wanted):
                 places[space] = place = places.get(space) or self._place_of(space)
-                found.append(self._found((pk, *row[2:]), place, _in_order(writes[pk])))
+                found.append(self._decode((pk, *row[2:]), place, _in_order(writes[pk])))
         return found
 
     def ancestors(self, checkpoint: FoundCheckpoint) -> Iterator[tuple[int, Body]]:
@@ -263,7 +263,7 @@ class Checkpoints:
         self._places.clear()
         self._named_last.clear()
 
-    def _found(
+    def _decode(
         self, row: Sequence[Any], place: CheckpointPlace, writes: Sequence[tuple[str, str, Packed]]
     ) -> FoundCheckpoint:
         pk, checkpoint, parent, metadata, encoded = row
@@ -277,7 +277,7 @@ class Checkpoints:
         )
         place = None if names is None else self._find_place(*names)
         if place is None:
-            raise self.values.lost("the thread of a checkpoint")
+            raise self.values.damage("the thread of a checkpoint")
         return place
 
     def _find_place(self, thread: str, ns: str) -> CheckpointPlace | None:

@@ -23,7 +23,7 @@ _MOST_BYTES = 1 << 30
 
 
 @cache
-def _shared() -> zstandard.ZstdCompressionDict:
+def _load_dictionary() -> zstandard.ZstdCompressionDict:
     found = zstandard.ZstdCompressionDict(dictionary.CONTENT, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
     found.precompute_compress(level=_LEVEL)
     return found
@@ -34,9 +34,9 @@ class _Contexts:
 
     def __init__(self) -> None:
         self.there = zstandard.ZstdCompressor(
-            level=_LEVEL, dict_data=_shared(), write_checksum=False, write_dict_id=False
+            level=_LEVEL, dict_data=_load_dictionary(), write_checksum=False, write_dict_id=False
         )
-        self.back = zstandard.ZstdDecompressor(dict_data=_shared(), max_window_size=1 << 27)
+        self.back = zstandard.ZstdDecompressor(dict_data=_load_dictionary(), max_window_size=1 << 27)
 
 
 _FREE: deque[_Contexts] = deque()

@@ -54,19 +54,19 @@ def cut(kind: str, data: bytes) -> Pieces:
     """The pieces of a value that a serialiser calls `kind`."""
     found = elements(data, _FEW_BYTES) if kind == "msgpack" else None
     return (
-        Pieces(0, *_grouped(data, 0, 0, [len(data)]))
+        Pieces(0, *_group(data, 0, 0, [len(data)]))
         if found is None
-        else Pieces(found[0], *_grouped(data, found[0], 0, found[1]))
+        else Pieces(found[0], *_group(data, found[0], 0, found[1]))
     )
 
 
-def cut_on(data: bytes, head: int, ends: Sequence[int]) -> Pieces:
+def cut_rest(data: bytes, head: int, ends: Sequence[int]) -> Pieces:
     """The pieces of an array whose first ones end there. The last of these ends with an element."""
     at, found = head + (ends[-1] if ends else 0), list[int]()
     while at < len(data):
         at = _skip(data, at)
         found.append(at)
-    more, settled = _grouped(data, head, ends[-1] if ends else 0, found)
+    more, settled = _group(data, head, ends[-1] if ends else 0, found)
     return Pieces(head, [*ends, *more], len(ends) + settled)
 
 
@@ -76,7 +76,7 @@ def head_of(data: bytes) -> int:
     return 1 if 0x90 <= first < 0xA0 else {0xDC: 3, 0xDD: 5}.get(first, 0)
 
 
-def _grouped(data: bytes, head: int, at: int, items: list[int]) -> tuple[list[int], int]:
+def _group(data: bytes, head: int, at: int, items: list[int]) -> tuple[list[int], int]:
     """(ends, settled) of pieces from `at` behind the head on, which are made of items that end there."""
     ends, settled, begin = list[int](), 0, head + at
     for end in items:

@@ -80,14 +80,14 @@ def _check(value: Any, data: bytes) -> None:
 def _name(data: bytes) -> None:
     """UsageError naming the class of an extension, if it has one."""
 
-    def named(number: int, inner: bytes) -> Any:
+    def parse_class(number: int, inner: bytes) -> Any:
         return (
             ormsgpack.unpackb(inner, ext_hook=lambda *_: None, option=ormsgpack.OPT_NON_STR_KEYS)
             if number in _CLASSES
             else None
         )
 
-    fields = ormsgpack.unpackb(data, ext_hook=named, option=ormsgpack.OPT_NON_STR_KEYS)
+    fields = ormsgpack.unpackb(data, ext_hook=parse_class, option=ormsgpack.OPT_NON_STR_KEYS)
     if isinstance(fields, list) and len(fields) >= 2:
         raise _unreadable(fields[0], fields[1])
 

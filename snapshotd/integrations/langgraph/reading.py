@@ -52,17 +52,17 @@ class CheckpointReader:
             found = all_.find(thread, ns, checkpoint)
             if found is None:
                 return None
-            pieces = all_.values.kept(_values_of(found))
+            pieces = all_.values.load_kept(_values_of(found))
             if pieces is not None:
                 return _hold_all(all_, found, pieces)
             with all_.db.reading():  # else its pieces may be removed before they are read
                 found = all_.find(thread, ns, checkpoint)
-                return None if found is None else _held(all_, [found])[0]
+                return None if found is None else _read_held(all_, [found])[0]
 
     def some(self, numbers: Iterable[int], wanted: Mapping[str, Any]) -> list[HeldCheckpoint]:
         """The ones that are still there and have this metadata."""
         with self._moment() as all_:
-            return _held(all_, all_.page(numbers, wanted))
+            return _read_held(all_, all_.page(numbers, wanted))
 
     def histories(
         self, thread: str, ns: str, checkpoint: str | None, channels: Sequence[str]
@@ -109,7 +109,7 @@ class CheckpointReader:
             all_.db.lock.release()
 
 
-def _held(all_: Checkpoints, found: Sequence[FoundCheckpoint]) -> list[HeldCheckpoint]:
+def _read_held(all_: Checkpoints, found: Sequence[FoundCheckpoint]) -> list[HeldCheckpoint]:
     """Reads the pieces of all their values at once."""
     pieces = all_.values.load([value for each in found for value in _values_of(each)])
     return [_hold_all(all_, each, pieces) for each in found]

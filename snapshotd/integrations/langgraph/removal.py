@@ -119,7 +119,7 @@ class Removal:
         )
         hidden = set(self._rows("SELECT pk FROM checkpoint WHERE space = ? AND NOT shown AND body IS NOT NULL", space))
         kept = [(pk, json.loads(text)) for pk, text in self._db.read(_LATER, (space,)) if pk not in gone]
-        needed = self._needed(parents, ((pk, metadata.get(_DELTAS)) for pk, metadata in kept))
+        needed = self._find_needed(parents, ((pk, metadata.get(_DELTAS)) for pk, metadata in kept))
         removed = (gone | hidden) - set(needed)
         for pk, parent in parents.items():
             passed: set[int | None] = set()
@@ -134,7 +134,7 @@ class Removal:
             self._hide(pk, needed[pk])
         self._remove(sorted(removed))
 
-    def _needed(
+    def _find_needed(
         self, parents: dict[int, int | None], kept: Iterable[tuple[int, Collection[str] | None]]
     ) -> dict[int, set[str]]:
         """The checkpoints that make up the delta channels of the remaining ones, and which channels."""

@@ -26,7 +26,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from snapshotd.client import ExecResult, Sandbox, Snapshotd
-from snapshotd.config import passed_on
+from snapshotd.config import read_variables
 from snapshotd.errors import UsageError
 from snapshotd.failpoints import hit
 from snapshotd.integrations.langgraph.asynchronous import Asynchronous, here
@@ -232,8 +232,8 @@ class SnapshotdSaver(Asynchronous):
         histories = self._reader.histories(*_names(config), channels)
         found: dict[str, DeltaChannelHistory] = {}
         for channel, (writes, seed) in histories.items():
-            loaded: list[PendingWrite] = [(task, channel, self._loaded(value)) for task, value in writes]
-            found[channel] = {"writes": loaded} if seed is None else {"writes": loaded, "seed": self._loaded(seed)}
+            loaded: list[PendingWrite] = [(task, channel, self._load(value)) for task, value in writes]
+            found[channel] = {"writes": loaded} if seed is None else {"writes": loaded, "seed": self._load(seed)}
         return found
 
     def get_next_version(self, current: Any, channel: None) -> Any:
@@ -290,7 +290,7 @@ class SnapshotdSaver(Asynchronous):
             if left == 0:
                 return
 
-    def _loaded(self, value: Held) -> Any:
+    def _load(self, value: Held) -> Any:
         return self._templates.load(self.serde, value)
 
     def _put(
@@ -390,7 +390,7 @@ def _path_for(sandbox: Sandbox | None) -> Path:
     """The file of a sandbox, in a folder that is made if need be."""
     if sandbox is None:
         raise UsageError("a saver needs a file, a sandbox, or both: SnapshotdSaver('agent.db')")
-    data = passed_on(["XDG_DATA_HOME"]).get("XDG_DATA_HOME", "")
+    data = read_variables(["XDG_DATA_HOME"]).get("XDG_DATA_HOME", "")
     folder = Path(data if os.path.isabs(data) else Path.home() / ".local" / "share") / "snapshotd" / "langgraph"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder / f"{sandbox.id}.db"

@@ -91,28 +91,28 @@ class SnapshotdStore(BaseStore):
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Do several things at once; see the class. `put`, `get`, `search` and the others come here."""
-        todo, texts, queries = self._prepared(ops)
+        todo, texts, queries = self._prepare(ops)
         embed = self._embeddings
         if embed is None:
-            return self._done(todo, texts, {}, {})
+            return self._do(todo, texts, {}, {})
         words = [text for some in texts.values() for text in some]
         vectors = dict(zip(words, embed.embed_documents(words), strict=True)) if words else {}
-        return self._done(todo, texts, vectors, {query: embed.embed_query(query) for query in queries})
+        return self._do(todo, texts, vectors, {query: embed.embed_query(query) for query in queries})
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """See `batch`."""
-        todo, texts, queries = self._prepared(ops)
+        todo, texts, queries = self._prepare(ops)
         embed = self._embeddings
         if embed is None:
-            return await asyncio.to_thread(self._done, todo, texts, {}, {})
+            return await asyncio.to_thread(self._do, todo, texts, {}, {})
         words = [text for some in texts.values() for text in some]
         vectors = dict(zip(words, await embed.aembed_documents(words), strict=True)) if words else {}
         asked = await asyncio.gather(*map(embed.aembed_query, queries))
-        return await asyncio.to_thread(self._done, todo, texts, vectors, dict(zip(queries, asked, strict=True)))
+        return await asyncio.to_thread(self._do, todo, texts, vectors, dict(zip(queries, asked, strict=True)))
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _prepared(self, ops: Iterable[Op]) -> tuple[list[Op], _Texts, list[str]]:
+    def _prepare(self, ops: Iterable[Op]) -> tuple[list[Op], _Texts, list[str]]:
         """The operations, the texts of what they put, and their queries. UsageError; InvalidNamespaceError."""
         todo, texts, queries = list(ops), _Texts(), dict[str, None]()
         for op in todo:
@@ -132,7 +132,7 @@ class SnapshotdStore(BaseStore):
                 texts[op.namespace, op.key] = [text for text in found if text]
         return todo, texts, list(queries)
 
-    def _done(
+    def _do(
         self,
         todo: list[Op],
         texts: _Texts,

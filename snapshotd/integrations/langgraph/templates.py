@@ -136,7 +136,7 @@ def _template(value: Any) -> Template | None:
         if not _is_plain(fields[name]):
             return None
     is_open = value.__pydantic_extra__ is not None
-    return Template(kind, _copied_fields(fields, deep), deep, value.__pydantic_fields_set__.copy(), is_open)
+    return Template(kind, _copy_fields(fields, deep), deep, value.__pydantic_fields_set__.copy(), is_open)
 
 
 @cache
@@ -148,14 +148,14 @@ def _copy(template: Template) -> BaseMessage:
     """As pydantic's `__copy__`, in a third of its time."""
     kind, fields, deep, given, is_open = template
     made = kind.__new__(kind)
-    _set(made, "__dict__", _copied_fields(fields, deep))
+    _set(made, "__dict__", _copy_fields(fields, deep))
     _set(made, "__pydantic_fields_set__", given.copy())
     _set(made, "__pydantic_extra__", {} if is_open else None)
     _set(made, "__pydantic_private__", None)
     return made
 
 
-def _copied_fields(fields: dict[str, Any], deep: tuple[str, ...]) -> dict[str, Any]:
+def _copy_fields(fields: dict[str, Any], deep: tuple[str, ...]) -> dict[str, Any]:
     copied = fields.copy()
     for name in deep:
         value = copied[name]

@@ -47,7 +47,7 @@ def _copy(one: CheckpointTuple, target: BaseCheckpointSaver[Any], versions: dict
     above: RunnableConfig = {"configurable": place}
     if one.parent_config is not None:
         above = {"configurable": {**place, "checkpoint_id": one.parent_config["configurable"]["checkpoint_id"]}}
-    checkpoint = _counted(one.checkpoint, target, versions)
+    checkpoint = _renumber(one.checkpoint, target, versions)
     metadata: Any = {name: value for name, value in one.metadata.items() if name not in _OWN}
     at = target.put(above, checkpoint, metadata, checkpoint["channel_versions"])
     writes: dict[str, list[tuple[str, Any]]] = {}
@@ -57,10 +57,10 @@ def _copy(one: CheckpointTuple, target: BaseCheckpointSaver[Any], versions: dict
         target.put_writes(at, some, task)
 
 
-def _counted(checkpoint: Checkpoint, target: BaseCheckpointSaver[Any], versions: dict[Any, Any]) -> Checkpoint:
+def _renumber(checkpoint: Checkpoint, target: BaseCheckpointSaver[Any], versions: dict[Any, Any]) -> Checkpoint:
     """The checkpoint with versions as the target makes them: numbers become its texts, each the same one everywhere."""
 
-    def counted(version: Any) -> Any:
+    def renumber(version: Any) -> Any:
         if isinstance(version, str) or not isinstance(target.get_next_version(None, None), str):
             return version
         if version not in versions:
@@ -69,9 +69,9 @@ def _counted(checkpoint: Checkpoint, target: BaseCheckpointSaver[Any], versions:
 
     return {
         **checkpoint,
-        "channel_versions": {name: counted(version) for name, version in checkpoint["channel_versions"].items()},
+        "channel_versions": {name: renumber(version) for name, version in checkpoint["channel_versions"].items()},
         "versions_seen": {
-            node: {name: counted(version) for name, version in seen.items()}
+            node: {name: renumber(version) for name, version in seen.items()}
             for node, seen in checkpoint["versions_seen"].items()
         },
     }

@@ -22,7 +22,7 @@ from blake3 import blake3
 
 from snapshotd.errors import DataLoss
 from snapshotd.integrations.langgraph import codec
-from snapshotd.integrations.langgraph.cutting import Pieces, cut, cut_on, head_of
+from snapshotd.integrations.langgraph.cutting import Pieces, cut, cut_rest, head_of
 from snapshotd.sqlite import Database
 
 _SHORT_BYTES = 128
@@ -92,7 +92,7 @@ class StoredValues:
             old, head = before.pieces, head_of(data)
             ends = old.ends[: old.settled]
             if head and data.startswith(before.data[old.head : old.head + ends[-1]], head):
-                pieces, hashes, shared = cut_on(data, head, ends), list(before.hashes[: old.settled]), old.settled
+                pieces, hashes, shared = cut_rest(data, head, ends), list(before.hashes[: old.settled]), old.settled
         pieces = pieces or cut(kind, data)
         key, view = self._key, memoryview(data)
         for begin, end in pieces.places(shared):
@@ -117,7 +117,7 @@ class StoredValues:
             return Packed(value.kind, head, tuple(pks))
         if before is not None and before.recipe:
             base = self.pieces_in(before.recipe)
-            keep = _shared(base, pks)
+            keep = _count_shared(base, pks)
             if len(pks) - keep <= _MOST_OWN:
                 return Packed(value.kind, head, tuple(pks[keep:]), before.recipe, keep)
         recipe = self._db.insert(
@@ -136,7 +136,7 @@ class StoredValues:
         """The rows of its pieces, in order."""
         return self.pieces_in(value.recipe)[: value.keep] + value.own if value.recipe else value.own
 
-    def kept(self, values: Iterable[Packed]) -> Mapping[int, bytes] | None:
+    def load_kept(self, values: Iterable[Packed]) -> Mapping[int, bytes] | None:
         """As `load`, if all of these pieces are in memory; else None."""
         known = self._pieces.__contains__
         for value in values:
@@ -160,10 +160,10 @@ class StoredValues:
             found[pk] = codec.expand(data)
             self._keep(pk, found[pk])
         if len(rows) != len(missing):
-            raise self.lost("a piece of a value")
+            raise self.damage("a piece of a value")
         return found
 
-    def lost(self, what: str) -> DataLoss:
+    def damage(self, what: str) -> DataLoss:
         return DataLoss(f"{self._db.name} is damaged ({what} is missing): {self._db.form.remedy}")
 
     def _piece(self, family: int, digest: bytes, piece: bytes) -> int:
@@ -191,7 +191,7 @@ class StoredValues:
         if found is None:
             row = self._db.read_one("SELECT pieces FROM recipe WHERE pk = ?", (pk,))
             if row is None:
-                raise self.lost("the recipe of a value")
+                raise self.damage("the recipe of a value")
             found = self._recipes[pk] = tuple(accumulate(ormsgpack.unpackb(codec.expand(row[0]))))
             if len(self._recipes) > _KEPT_RECIPES:
                 self._recipes.popitem(last=False)
@@ -208,7 +208,7 @@ def json_array(numbers: Iterable[int]) -> str:
     return f"[{','.join(map(str, numbers))}]"
 
 
-def _shared(base: Sequence[int], other: Sequence[int]) -> int:
+def _count_shared(base: Sequence[int], other: Sequence[int]) -> int:
     """The number of items at the beginning that are the same in both."""
     both = zip(base, other, strict=False)
     return next((place for place, (one, two) in enumerate(both) if one != two), min(len(base), len(other)))

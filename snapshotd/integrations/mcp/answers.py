@@ -25,7 +25,7 @@ _ARGUMENTS_CHARS = 2000
 T = TypeVar("T")
 
 
-def _shortened(value: Any) -> Any:
+def _shorten(value: Any) -> Any:
     text = json.dumps(value, ensure_ascii=False)
     return value if len(text) <= _ARGUMENTS_CHARS else f"{text[:_ARGUMENTS_CHARS]}... ({len(text)} characters)"
 
@@ -38,7 +38,7 @@ class CallAnswer(Answer):
     """The call that a snapshot was taken after."""
 
     name: str
-    arguments: Annotated[Any, BeforeValidator(_shortened)]
+    arguments: Annotated[Any, BeforeValidator(_shorten)]
     """As JSON; cut, as text, where it is long."""
     status: str
     """done, failed, timed-out, interrupted, or unknown (it began, and its end was not recorded)."""
@@ -237,7 +237,7 @@ class ApprovalAnswer(Answer):
     id: str
     trajectory: str
     name: str
-    arguments: Annotated[Any, BeforeValidator(_shortened)]
+    arguments: Annotated[Any, BeforeValidator(_shorten)]
     digest: str
     status: str
     question: str | None

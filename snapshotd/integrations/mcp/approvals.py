@@ -87,9 +87,9 @@ class PersonsAnswers:
         )
         if is_version_at_least(context.protocol_version or "", _INPUT_REQUIRED):
             return InputRequiredResult(input_requests={approval.id: ElicitRequest(params=params)})
-        return await self._elicited(context, params, ask)
+        return await self._elicit(context, params, ask)
 
-    async def _elicited(self, context: Context, params: ElicitRequestFormParams, ask: Ask) -> ElicitResult | None:
+    async def _elicit(self, context: Context, params: ElicitRequestFormParams, ask: Ask) -> ElicitResult | None:
         """The client's answer. The question is taken back when somebody decides elsewhere meanwhile."""
         reply: ElicitResult | None = None
         async with anyio.create_task_group() as group:

@@ -20,7 +20,7 @@ from snapshotd.integrations.mcp.tools import (
     ToolSet,
     Trajectory,
     answer_of,
-    told,
+    report_progress,
     tool,
     trajectory_of,
 )
@@ -76,7 +76,7 @@ class BranchTools(ToolSet):
         """Run a command in a throw-away fork of each branch and rank them. The score is 1 for exit code 0, else 0, unless
         said otherwise."""
         targets = [await self._any(ref) for ref in refs]
-        async with told(ctx) as say:
+        async with report_progress(ctx) as say:
             rows = await self._client.score(
                 targets,
                 argv_or_shell(command),
@@ -113,7 +113,7 @@ class BranchTools(ToolSet):
         125 cannot tell, all else fails. Then look at that call with `show` and `diff`."""
         ends = [None if ref is None else await self._snapshot(ref) for ref in (good, bad)]
         target = await self._id(trajectory)
-        async with told(ctx) as say:
+        async with report_progress(ctx) as say:
             found = await self._client.bisect(
                 target,
                 argv_or_shell(command),

@@ -34,7 +34,7 @@ from snapshotd.integrations.mcp.tools import (
     ToolSet,
     Trajectory,
     answer_of,
-    told,
+    report_progress,
     tool,
     trajectory_of,
 )
@@ -79,7 +79,7 @@ class HandTools(ToolSet):
         with anyio.CancelScope(shield=True):
             started = await self._client.run(command=argv_or_shell(command), detach=True, **options)
         kept = KeptOutputs(max_bytes)
-        async with told(ctx) as say, self._ended_with_us(lambda: self._client.stop(started.id)):
+        async with report_progress(ctx) as say, self._end_on_cancel(lambda: self._client.stop(started.id)):
             say(f"the program runs in {started.name or started.id[:12]}")
             info = await self._client.wait(started.id, on_output=kept.taker(say))
         return answers.RunAnswer(
@@ -126,7 +126,7 @@ class HandTools(ToolSet):
             await self._client.signal_command(target, begun.id, signal.SIGKILL)
             await follow(lambda _stream, _data: None)
 
-        async with told(ctx) as say, self._ended_with_us(kill):
+        async with report_progress(ctx) as say, self._end_on_cancel(kill):
             await follow(kept.taker(say))
         last: dict[str, Any] = {name: end.get(name) for name in ("exit_code", "error", "snapshot")}
         return answers.CommandAnswer(**last, status=end.get("status", "unknown"), **kept.texts())
@@ -144,7 +144,7 @@ class HandTools(ToolSet):
         """Run a command in a throw-away fork of a snapshot: you see what it prints, and nothing of it is kept. Good for
         tests, and for a look at an older state."""
         target, kept = await self._snapshot(snapshot), KeptOutputs(max_bytes)
-        async with told(ctx) as say:
+        async with report_progress(ctx) as say:
             done = await self._client.exec_snapshot(
                 target, argv_or_shell(command), cwd=cwd, timeout=timeout_s, on_output=kept.taker(say)
             )
@@ -197,12 +197,12 @@ class HandTools(ToolSet):
         """The keywords of a new sandbox, whose image is there."""
         if self._reach.unisolated:
             return {"name": name, "runtime": "none"}
-        async with told(ctx) as say:
+        async with report_progress(ctx) as say:
             await self._client.ensure_image(image, progress=say)
         return {"name": name, "image": image, "network": self._network}
 
     @asynccontextmanager
-    async def _ended_with_us(self, end: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+    async def _end_on_cancel(self, end: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
         """A block that calls `end` if it is cancelled, and waits for it."""
         try:
             yield

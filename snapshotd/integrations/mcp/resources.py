@@ -24,7 +24,7 @@ def add_resources(server: MCPServer[Any], reach: Reach) -> None:
     @server.resource("snapshotd://trajectories", title="Sandboxes", mime_type=JSON)
     async def trajectories() -> str:
         """All sandboxes, newest first."""
-        return await _told(lambda: _listed(reach))
+        return await _read_or_fail(lambda: _list_json(reach))
 
     @server.resource("snapshotd://trajectories/{trajectory}", title="The history of a sandbox", mime_type=JSON)
     async def history(trajectory: str) -> str:
@@ -34,7 +34,7 @@ def add_resources(server: MCPServer[Any], reach: Reach) -> None:
             info = await reach.trajectory(trajectory)
             return _json([answers.snapshot_of(one).model_dump() for one in await reach.client.log(info.id, last=100)])
 
-        return await _told(text)
+        return await _read_or_fail(text)
 
     @server.resource("snapshotd://snapshots/{snapshot}", title="A snapshot", mime_type=JSON)
     async def one_snapshot(snapshot: str) -> str:
@@ -43,7 +43,7 @@ def add_resources(server: MCPServer[Any], reach: Reach) -> None:
         async def text() -> str:
             return json.dumps(await reach.snapshot(snapshot), default=encode, indent=1)
 
-        return await _told(text)
+        return await _read_or_fail(text)
 
     @server.resource("snapshotd://files/{snapshot}/{+path}", title="A file in a snapshot", mime_type="text/plain")
     async def file(snapshot: str, path: str) -> str | bytes:
@@ -62,10 +62,10 @@ def add_resources(server: MCPServer[Any], reach: Reach) -> None:
             except UnicodeDecodeError:
                 return data
 
-        return await _told(content)
+        return await _read_or_fail(content)
 
 
-async def _listed(reach: Reach) -> str:
+async def _list_json(reach: Reach) -> str:
     return _json(
         [
             answers.TrajectoryAnswer.model_validate(info).model_dump()
@@ -78,7 +78,7 @@ def _json(value: object) -> str:
     return json.dumps(value, indent=1)
 
 
-async def _told(read: Callable[[], Awaitable[R]]) -> R:
+async def _read_or_fail(read: Callable[[], Awaitable[R]]) -> R:
     """The content; an error as the protocol has it."""
     try:
         return await read()

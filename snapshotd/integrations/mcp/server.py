@@ -102,23 +102,23 @@ class SnapshotdServer(MCPServer[Any]):
         if row is None or context is None:
             return await super().call_tool(name, arguments, context)
         try:
-            checked, key = self._checked(name, arguments)
+            checked, key = self._check(name, arguments)
             subject = await self._subject(row, checked)
-            admitted = await self._admitted(name, checked, subject, key, context)
+            admitted = await self._admit(name, checked, subject, key, context)
             if isinstance(admitted, InputRequiredResult):
                 return admitted
             with keyed(f"{name} {subject and subject[0]} {key}") if key is not None else contextlib.nullcontext():
                 return await super().call_tool(name, admitted, context)
         except SnapshotdError as exc:
-            return _failed(exc)
+            return _failure(exc)
         except ToolError as exc:
             if isinstance(exc.__cause__, SnapshotdError):
-                return _failed(exc.__cause__)
+                return _failure(exc.__cause__)
             if isinstance(exc.__cause__, ValidationError):
-                return _failed(_wrong(name, exc.__cause__))
+                return _failure(_wrong(name, exc.__cause__))
             raise  # a defect: the SDK logs it, and tells the client no more than that
 
-    def _checked(self, name: str, arguments: Json) -> tuple[Json, str | None]:
+    def _check(self, name: str, arguments: Json) -> tuple[Json, str | None]:
         """The arguments with the server's own, apart from the key. UsageError."""
         found = self._tool(name)
         properties = found.parameters["properties"]
@@ -147,7 +147,7 @@ class SnapshotdServer(MCPServer[Any]):
         snapshot = await self._reach.snapshot(named[0] if isinstance(named, list) else named)
         return snapshot.trajectory, snapshot.id
 
-    async def _admitted(
+    async def _admit(
         self, name: str, arguments: Json, subject: tuple[str, str] | None, key: str | None, context: Context[Any, Any]
     ) -> Json | InputRequiredResult:
         """The arguments that the call may be made with. Denied. A command is asked about as the tool `exec`, whichever tool
@@ -172,7 +172,7 @@ def _is_offered(row: ToolRow, options: McpOptions) -> bool:
     return options.only is None or row.operation not in (operations.CREATE, operations.RUN_AGENT)
 
 
-def _failed(error: SnapshotdError) -> CallToolResult:
+def _failure(error: SnapshotdError) -> CallToolResult:
     return CallToolResult(
         content=[TextContent(type="text", text=f"{error.code}: {error.message}")],
         structured_content=error.as_json(),

@@ -129,7 +129,7 @@ class KeptOutputs:
 
 
 @asynccontextmanager
-async def told(ctx: Context) -> AsyncIterator[Callable[[str], None]]:
+async def report_progress(ctx: Context) -> AsyncIterator[Callable[[str], None]]:
     """Gives a function that tells the client of progress: the newest message, twice a second at most."""
     news, newest = asyncio.Event(), [""]
 

@@ -69,10 +69,19 @@ class MiniEnvironment(LocalEnvironment):
                 words, cwd=cwd or self.config.cwd, env=named | self.config.env, user=self.config.user, timeout=limit
             )
         except (UsageError, CommandNotFound, CommandNotRunnable) as exc:  # no such folder or user: the model's to see
-            return _failed("", exc, {"trajectory": self.box.id})
+            return _failure("", exc, {"trajectory": self.box.id})
         extra = {"trajectory": self.box.id, "snapshot": done.snapshot_id}
-        output = _failed(_said(done), TimeoutError(f"it took longer than {limit} s"), extra) if done.timed_out else None
-        output = output or {"output": _said(done), "returncode": done.exit_code, "exception_info": "", "extra": extra}
+        output = (
+            _failure(_output_of(done), TimeoutError(f"it took longer than {limit} s"), extra)
+            if done.timed_out
+            else None
+        )
+        output = output or {
+            "output": _output_of(done),
+            "returncode": done.exit_code,
+            "exception_info": "",
+            "extra": extra,
+        }
         try:
             self._check_finished(output)
         except Submitted as submitted:
@@ -97,11 +106,11 @@ class MiniEnvironment(LocalEnvironment):
         return box
 
 
-def _said(done: ExecResult) -> str:
+def _output_of(done: ExecResult) -> str:
     return done.stdout + done.stderr
 
 
-def _failed(output: str, exc: Exception, extra: dict[str, Any]) -> dict[str, Any]:
+def _failure(output: str, exc: Exception, extra: dict[str, Any]) -> dict[str, Any]:
     """The answer of mini-swe-agent's own environments for an action that failed in another way than by its exit code."""
     kind = {"exception_type": type(exc).__name__, "exception": str(exc)}
     info = f"An error occurred while executing the command: {exc}"

@@ -74,7 +74,7 @@ class GymProvider:
                 box = await AsyncSandbox.create(
                     client=self._client, image=spec.image or self._image, idle_timeout=spec.ttl_s or 0, **more
                 )
-            handle = await self._begun(box, dict(spec.env))
+            handle = await self._begin(box, dict(spec.env))
             if spec.workdir is not None:
                 handle.raw.snapshot = (await self._client.make_dir(box.id, spec.workdir)).id
             return handle
@@ -185,7 +185,7 @@ class GymProvider:
     async def clone(self, descriptor: Mapping[str, Any]) -> SandboxHandle:
         """A rollout of its own that begins with these files. As often as you like. SandboxCreateError."""
         async with _creating():
-            return await self._begun(await self._fork(descriptor["snapshot"], None), dict(descriptor["env"]))
+            return await self._begin(await self._fork(descriptor["snapshot"], None), dict(descriptor["env"]))
 
     async def restore(self, descriptor: Mapping[str, Any]) -> SandboxHandle:
         """Go on with the same rollout, in a new sandbox with these files; the earlier sandbox is stopped, and its handles are
@@ -225,7 +225,7 @@ class GymProvider:
         forked = await self._client.fork(snapshot, idle_timeout=ttl_s or 0)
         return AsyncSandbox(self._client, forked.trajectories[0])
 
-    async def _begun(self, box: AsyncSandbox, env: dict[str, str]) -> SandboxHandle:
+    async def _begin(self, box: AsyncSandbox, env: dict[str, str]) -> SandboxHandle:
         return self._handle(box, await self._generations.begin(uuid.uuid4().hex), (await box.head()).id, env)
 
     def _handle(self, box: AsyncSandbox, generation: Generation, snapshot: str, env: dict[str, str]) -> SandboxHandle:

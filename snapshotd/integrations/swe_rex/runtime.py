@@ -87,7 +87,7 @@ class RexRuntime(AbstractRuntime):
         await self._exec(["mkdir", "-p", "-m", "1777", STATE], None)
         self._shells[request.session] = None
         sources = "; ".join(f"source {path}" for path in request.startup_source)
-        done = await self._exec(_merged(in_shell(request.session, sources, "")), None) if sources else None
+        done = await self._exec(_with_merged_output(in_shell(request.session, sources, "")), None) if sources else None
         return CreateBashSessionResponse(output=done.stdout if done is not None else "")
 
     async def run_in_session(self, action: BashAction | BashInterruptAction) -> RexObservation:
@@ -108,7 +108,7 @@ class RexRuntime(AbstractRuntime):
         if action.is_interactive_command or action.is_interactive_quit:
             talk = self._shells[action.session] = Dialogue(self._client, self.box.id, words, self._user)
             return await self._listen(action, talk, action.timeout)
-        done = await self._exec(_merged(words), action.timeout, action.command)
+        done = await self._exec(_with_merged_output(words), action.timeout, action.command)
         if done.stdout.startswith(token):
             said = done.stdout.removeprefix(token)
             raise BashIncorrectSyntaxError(said, extra_info={"bash_stdout": "", "bash_stderr": said})
@@ -131,7 +131,7 @@ class RexRuntime(AbstractRuntime):
         words = ["/bin/sh", "-c", str(command.command)] if command.shell else command.command
         words = [words] if isinstance(words, str) else words
         done = await self._exec(
-            _merged(words) if command.merge_output_streams else words,
+            _with_merged_output(words) if command.merge_output_streams else words,
             command.timeout,
             command.command,
             cwd=command.cwd,
@@ -219,7 +219,7 @@ def _failing() -> Iterator[None]:
         raise SwerexException(exc.message) from exc
 
 
-def _merged(words: list[str]) -> list[str]:
+def _with_merged_output(words: list[str]) -> list[str]:
     return ["/bin/sh", "-c", _MERGED, "sh", *words]
 
 

@@ -24,7 +24,7 @@ from snapshotd.api.access import Scope
 from snapshotd.api.operations import ADMIN, OPERATIONS, READ, Operation
 from snapshotd.api.record import ApiRecord, Request, types_of
 from snapshotd.api.wire import API_PREFIX
-from snapshotd.catalog.base import seen_by
+from snapshotd.catalog.base import as_tenant
 from snapshotd.client import Snapshotd
 from snapshotd.client.exchange import keyed
 from snapshotd.client.twofold import iterate, run
@@ -472,7 +472,7 @@ def test_a_tenant_allows_hosts_by_name_alone(daemon: Daemon, acme: Snapshotd) ->
     with pytest.raises(NotPermitted, match="by their names"):
         acme.fork(ref, variants={"a": {"network": "allow:169.254.169.254"}})
     rules = "allow:pypi.org,!10.0.0.0/8"
-    with seen_by("acme"):
+    with as_tenant("acme"):
         assert str(decoding.network(rules)) == rules
         for text in ("allow:pypi.org,10.0.0.1", "allow:[fd00::]/8:22"):
             with pytest.raises(NotPermitted, match="by their names"):

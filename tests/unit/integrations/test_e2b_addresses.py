@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 
 from snapshotd.integrations.e2b.failures import WireError
 from snapshotd.integrations.e2b.keys import AccessKeys
-from snapshotd.integrations.e2b.server import addressed
+from snapshotd.integrations.e2b.server import find_address
 
 SANDBOX = "abcdefgh12345678"
 HUGE = "9" * 5000
@@ -27,14 +27,14 @@ HUGE = "9" * 5000
     ],
 )
 def test_a_host_names_a_sandbox_below_the_domain_alone(host: str, domain: str, found: tuple[str, int] | None) -> None:
-    assert addressed(Headers({"host": host}), domain) == found
+    assert find_address(Headers({"host": host}), domain) == found
 
 
 def test_a_number_of_many_digits_is_refused() -> None:
     with pytest.raises(WireError, match="is no port"):
-        addressed(Headers({"e2b-sandbox-id": SANDBOX, "e2b-sandbox-port": HUGE}), "localhost")
+        find_address(Headers({"e2b-sandbox-id": SANDBOX, "e2b-sandbox-port": HUGE}), "localhost")
     keys = AccessKeys({"e2b_key": "default"}, b"secret")
     with pytest.raises(WireError, match="the signature is too old"):
-        keys.signed_for([], "/file", "read", "user", "signature", HUGE)
+        keys.find_signer([], "/file", "read", "user", "signature", HUGE)
     with pytest.raises(WireError):
-        keys.signed_for([], "/file", "read", "user", "signature", str(int(time.time()) + 60))
+        keys.find_signer([], "/file", "read", "user", "signature", str(int(time.time()) + 60))

@@ -33,7 +33,7 @@ from snapshotd.cli.values import Seconds, Variable, complete_snapshot, complete_
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import ExecInfo
-from snapshotd.config import passed_on
+from snapshotd.config import read_variables
 from snapshotd.junit import FailedTest, count_tests, failed_tests
 
 _EXAMPLES = [
@@ -324,7 +324,7 @@ def in_terminal(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
 ) -> ExecInfo:
     """The command has this terminal until it ends."""
-    options["env"] = {**passed_on(["TERM"]), **options["env"]}
+    options["env"] = {**read_variables(["TERM"]), **options["env"]}
     lines = BetweenLines()
     with terminal.lent() as options["terminal"]:
         done = _call(client, trajectory, snapshot, argv, lines.output, options)

@@ -26,7 +26,7 @@ from snapshotd.api.operations import Operation
 from snapshotd.api.record import encode_masked
 from snapshotd.api.service import ErrorAnswer
 from snapshotd.api.wire import API_PREFIX, KEY_HEADER, RECALL_HEADER, check_ref
-from snapshotd.catalog.base import present_tenant, seen_by
+from snapshotd.catalog.base import as_tenant, present_tenant
 from snapshotd.daemon.access.access import Access
 from snapshotd.daemon.access.audit import Audit
 from snapshotd.daemon.access.principals import PRINCIPAL, Principal
@@ -109,7 +109,7 @@ class JsonRoute(APIRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller: Principal = scope["state"][PRINCIPAL]
         caller.check_scope(self.operation.scope)
-        with seen_by(caller.tenant):
+        with as_tenant(caller.tenant):
             await super().handle(scope, receive, send)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -81,7 +81,7 @@ def tags(given: Json) -> list[str]:
     return found
 
 
-def no_memory(given: Json) -> None:
+def refuse_memory(given: Json) -> None:
     """Refuses a snapshot that has to have the memory of programs."""
     if given.get("memory") is True:
         raise unsupported(
@@ -90,7 +90,7 @@ def no_memory(given: Json) -> None:
         )
 
 
-def no_extras(given: Json) -> None:
+def refuse_extras(given: Json) -> None:
     """Refuses what a new sandbox cannot have."""
     for name, what in (("mcp", "MCP gateway"), ("iam", "workload identities"), ("volumeMounts", "volumes")):
         if given.get(name):

@@ -181,13 +181,13 @@ class Builder:
             self._made.workdir = await self._path(args[0], self._made.user)
             await self._client.make_dir(self._made.trajectory, self._made.workdir, user=self._made.user)
         elif kind == "USER" and len(args) == 1:
-            await self._people.named(self._box(args[0]), args[0])
+            await self._people.find(self._box(args[0]), args[0])
             self._made.user = args[0]
         else:
             raise _StepError(f"the step {kind or 'without a type'} with {len(args)} arguments is not known")
 
     async def _run(self, number: int, command: str, user: str) -> None:
-        person = await self._people.named(self._box(user), user)
+        person = await self._people.find(self._box(user), user)
         lines = _Lines(lambda line: note(self._building, line, number))
         options: dict[str, Any] = {
             "cwd": self._made.workdir or person.home,
@@ -223,7 +223,7 @@ class Builder:
             return False
 
     async def _path(self, path: str, user: str) -> str:
-        person = await self._people.named(self._box(user), user)
+        person = await self._people.find(self._box(user), user)
         return self._people.path(self._box(user), person, path)
 
     def _box(self, user: str) -> Box:

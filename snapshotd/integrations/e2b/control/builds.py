@@ -86,7 +86,7 @@ class BuildRoutes:
         name, tag = asking.name_and_tag(asking.maybe_text(given, "name"))
         tags = [*dict.fromkeys([*([tag] if tag else []), *asking.tags(given)])] or [DEFAULT_TAG]
         cpus, memory = given.get("cpuCount"), given.get("memoryMB")
-        known = await self._templates.named(owner, name)
+        known = await self._templates.look_up(owner, name)
         building = TemplateBuild(
             new_build(),
             owner,
@@ -202,11 +202,11 @@ class BuildRoutes:
         return JSONResponse({"templateID": found.id, "public": False})
 
     async def _list(self, owner: str, request: Request) -> Response:
-        return JSONResponse([_told(one) for one in await self._templates.all_of(owner)])
+        return JSONResponse([_template_json(one) for one in await self._templates.all_of(owner)])
 
     async def _get(self, owner: str, request: Request) -> Response:
         found = await self._templates.find(owner, request.path_params["template"])
-        return JSONResponse({**_told(found), "builds": []})
+        return JSONResponse({**_template_json(found), "builds": []})
 
     async def _remove(self, owner: str, request: Request) -> Response:
         ref = request.path_params["template"]
@@ -244,7 +244,7 @@ class BuildRoutes:
         return Response(status_code=204)
 
 
-def _told(template: BoxTemplate) -> Json:
+def _template_json(template: BoxTemplate) -> Json:
     newest = max(map(lambda one: Build(**one), template.builds.values()), key=lambda one: one.built_at, default=None)
     return {
         "templateID": template.id,

@@ -76,7 +76,7 @@ class SandboxRoutes:
 
     async def _create(self, owner: str, request: Request) -> Response:
         given = await asking.body(request)
-        asking.no_extras(given)
+        asking.refuse_extras(given)
         now, net = time.time(), given.get("network") or {}
         if not isinstance(net, dict):
             raise WireError("invalid_argument", "`network` has to be an object")
@@ -124,7 +124,7 @@ class SandboxRoutes:
             snapshot, variant = build.snapshot, variant_of(build)
         key = request.headers.get("idempotency-key")
         box = await self.boxes.create(snapshot, {**variant, "network": network}, draft, key=key)
-        return JSONResponse(self._made(box), 201)
+        return JSONResponse(self._maker_json(box), 201)
 
     async def _list(self, owner: str, request: Request) -> Response:
         query = request.query_params
@@ -141,7 +141,7 @@ class SandboxRoutes:
         ]
         found.sort(key=lambda box: (box.started_at, box.id), reverse=query.get("order", "desc") != "asc")
         page, headers = _page(found, request)
-        told = [await self._listed(box) for box in page]
+        told = [await self._list_json(box) for box in page]
         return JSONResponse([one for one in told if one is not None], headers=headers)
 
     async def _get(self, owner: str, request: Request) -> Response:
@@ -153,7 +153,7 @@ class SandboxRoutes:
             "network": {"allowPublicTraffic": box.is_public, **lists_of(box.network)},
             "lifecycle": {"onTimeout": "pause" if box.pauses_at_end else "kill", "autoResume": box.resumes},
         }
-        if (told := await self._listed(box)) is None:
+        if (told := await self._list_json(box)) is None:
             raise not_found(box.id)
         return JSONResponse({**told, **more})
 
@@ -180,7 +180,7 @@ class SandboxRoutes:
         given = await asking.body(request)
         timeout_s = None if given.get("timeout") is None else asking.seconds(given)
         box, was_paused = await self.boxes.resume(owner, request.path_params["sandbox"], timeout_s)
-        return JSONResponse(self._made(box), 201 if was_paused or request.url.path.endswith("resume") else 200)
+        return JSONResponse(self._maker_json(box), 201 if was_paused or request.url.path.endswith("resume") else 200)
 
     async def _fork(self, owner: str, request: Request) -> Response:
         given, sandbox = await asking.body(request), request.path_params["sandbox"]
@@ -196,18 +196,18 @@ class SandboxRoutes:
             failure = failure_of(exc)
             told: list[Json] = [{"error": {"code": failure.status, "message": failure.message}}] * int(count)
             return JSONResponse(told, 201)
-        return JSONResponse([{"sandbox": self._made(one)} for one in forked], 201)
+        return JSONResponse([{"sandbox": self._maker_json(one)} for one in forked], 201)
 
     async def _snapshot(self, owner: str, request: Request) -> Response:
         given, sandbox = await asking.body(request), request.path_params["sandbox"]
-        asking.no_memory(given)
+        asking.refuse_memory(given)
         box = await self.boxes.find(owner, sandbox)
         names = list[str]()
         before: KeptSnapshot | None = None
         if (name := asking.maybe_text(given, "name")) is not None:
             plain, tag = asking.name_and_tag(name)
             names = [f"{plain}:{tag or DEFAULT_TAG}"]
-            if await self.templates.named(owner, plain) is not None:
+            if await self.templates.look_up(owner, plain) is not None:
                 raise WireError("aborted", f"{plain!r} is the name of a template; choose another name")
             before = await self.templates.snapshot(owner, names[0])
         snapshot = await self.boxes.take_snapshot(box)
@@ -267,7 +267,7 @@ class SandboxRoutes:
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
-    def _made(self, box: Box) -> Json:
+    def _maker_json(self, box: Box) -> Json:
         """A sandbox as its maker gets it."""
         told = {
             "sandboxID": box.id,
@@ -281,7 +281,7 @@ class SandboxRoutes:
             told["alias"] = box.alias
         return told if box.is_public else {**told, "trafficAccessToken": self.keys.token(box.id, "traffic")}
 
-    async def _listed(self, box: Box) -> Json | None:
+    async def _list_json(self, box: Box) -> Json | None:
         """None: a person has removed it."""
         try:
             limits = (await self.client.trajectory(box.id)).limits

@@ -36,12 +36,12 @@ class TemplateCatalog:
 
     async def find(self, owner: str, ref: str) -> BoxTemplate:
         """By id or name, without a tag. WireError: there is none."""
-        found = await self.named(owner, ref)
+        found = await self.look_up(owner, ref)
         if found is None:
             raise WireError("not_found", f"template {ref!r} not found; build it, or name an image that the daemon has")
         return found
 
-    async def named(self, owner: str, ref: str) -> BoxTemplate | None:
+    async def look_up(self, owner: str, ref: str) -> BoxTemplate | None:
         found = await self._records.find(BoxTemplate, ref) if "/" not in ref else None
         if found is not None and (found.owner == owner or (found.owner == EVERYBODY and found.tenant == owner)):
             return found
@@ -53,7 +53,7 @@ class TemplateCatalog:
         """The build that NAME or NAME:TAG means; of an image, if there is no template of that name. WireError: there is
         none."""
         name, tag = name_and_tag(ref)
-        found = await self.named(owner, name)
+        found = await self.look_up(owner, name)
         if found is None:
             return await self._of_image(owner, ref)
         build = build_of(found, tag or DEFAULT_TAG)

@@ -42,13 +42,13 @@ class Entries:
     async def entry(self, sandbox: str, path: str) -> Json:
         """The entry itself. NotFound."""
         if path == "/":
-            return await self.told(sandbox, path, await self.stat(sandbox, path))
+            return await self.describe(sandbox, path, await self.stat(sandbox, path))
         parent, name = posixpath.split(path)
         try:
             async with aclosing(cast(Any, self._client.list_files(sandbox, parent))) as found:
                 async for one in found:
                     if one.name == name:
-                        return await self.told(sandbox, path, one)
+                        return await self.describe(sandbox, path, one)
         except UsageError:
             if (await self.stat(sandbox, parent)).is_dir:
                 raise
@@ -59,20 +59,24 @@ class Entries:
         async with aclosing(cast(Any, self._client.list_files(sandbox, path))) as found:
             return [one async for one in found]
 
-    async def told(self, sandbox: str, path: str, info: FileInfo) -> Json:
+    async def describe(self, sandbox: str, path: str, info: FileInfo) -> Json:
         """`info` in the words of the protocol, under this path."""
         names = await self._people.names(sandbox)
         if info.target is None:
-            return _told(path, info, names)
+            return _entry_json(path, info, names)
         try:
             behind = await self.stat(sandbox, path)
         except (NotFound, UsageError):
             behind = info  # it leads nowhere
         target = posixpath.join(posixpath.dirname(path), info.target)
-        return {**_told(path, info, names, behind), "isSymlink": True, "symlinkTarget": posixpath.normpath(target)}
+        return {
+            **_entry_json(path, info, names, behind),
+            "isSymlink": True,
+            "symlinkTarget": posixpath.normpath(target),
+        }
 
 
-def _told(path: str, info: FileInfo, names: Names, behind: FileInfo | None = None) -> Json:
+def _entry_json(path: str, info: FileInfo, names: Names, behind: FileInfo | None = None) -> Json:
     mode = int(info.mode, 8)
     return {
         "name": posixpath.basename(path) or "/",

@@ -73,7 +73,7 @@ class Filesystem:
     async def _list_below(self, sandbox: str, path: str, depth: int, told: list[Json]) -> None:
         for one in await self._entries.list(sandbox, path):
             at = posixpath.join(path, one.name)
-            told.append(await self._entries.told(sandbox, at, one))
+            told.append(await self._entries.describe(sandbox, at, one))
             if len(told) > _ENTRIES_MAX:
                 raise WireError("resource_exhausted", f"more than {_ENTRIES_MAX} entries; list a directory with fewer")
             if one.is_dir and depth > 1:

@@ -87,7 +87,7 @@ class Transfers:
 
     async def _receive(self, call: InnerCall, request: Request, message: Message) -> Response:
         given = request.query_params.get("path")
-        body = _unpacked(request)
+        body = _decode_body(request)
         if message.get_content_type() == "multipart/form-data":
             boundary = message.get_param("boundary")
             if not isinstance(boundary, str) or not boundary:
@@ -95,14 +95,14 @@ class Transfers:
             return JSONResponse(await self._write_parts(call, given, _Parts(body, boundary)))
         path = self._path(call, given)
         await self._write(call, path, body)
-        return JSONResponse([_written(path)])
+        return JSONResponse([_written_json(path)])
 
     async def _write_parts(self, call: InnerCall, given: str | None, parts: _Parts) -> list[Json]:
         held: dict[str, bytes] = {}
         written = []
         async for name in parts.names():
             path = self._path(call, given if given is not None else name)
-            written.append(_written(path))
+            written.append(_written_json(path))
             if len(written) > _FILES_MAX or (given is not None and len(written) > 1):
                 raise WireError("invalid_argument", "the request has too many files, or one `path` for several")
             room = _TOGETHER_BYTES - sum(map(len, held.values()))
@@ -262,7 +262,7 @@ async def _all(first: bytes, more: AsyncIterator[bytes]) -> AsyncIterator[bytes]
             yield piece
 
 
-async def _unpacked(request: Request) -> AsyncIterator[bytes]:
+async def _decode_body(request: Request) -> AsyncIterator[bytes]:
     """The body as it was before `Content-Encoding`."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip"):
@@ -284,5 +284,5 @@ async def _unpacked(request: Request) -> AsyncIterator[bytes]:
         raise WireError("invalid_argument", "the gzip body ends too soon")
 
 
-def _written(path: str) -> Json:
+def _written_json(path: str) -> Json:
     return {"name": posixpath.basename(path), "path": path, "type": "file"}

@@ -193,16 +193,16 @@ class DirectoryWatcher:
 def _changes(before: dict[str, FileInfo], now: dict[str, FileInfo]) -> Iterator[tuple[str, str]]:
     """Name and kind of each change. A new file with the content, rights and time of one that has gone is that one under
     another name: it is told as `envd` does, the old name as renamed and the new one as created."""
-    old = {_known_by(one) for name, one in before.items() if name not in now}
-    new = {_known_by(one) for name, one in now.items() if name not in before}
+    old = {_identity(one) for name, one in before.items() if name not in now}
+    new = {_identity(one) for name, one in now.items() if name not in before}
     for name, one in before.items():
         if name not in now:
-            yield name, "RENAME" if _known_by(one) in new else "REMOVE"
+            yield name, "RENAME" if _identity(one) in new else "REMOVE"
     for name, one in now.items():
         known = before.get(name)
         if known is None:
             yield name, "CREATE"
-            if one.kind == "file" and one.size and _known_by(one) not in old:
+            if one.kind == "file" and one.size and _identity(one) not in old:
                 yield name, "WRITE"
             continue
         if not one.is_dir and _content(one) != _content(known):
@@ -215,5 +215,5 @@ def _content(one: FileInfo) -> tuple[object, ...]:
     return one.kind, one.size, one.modified_at, one.target
 
 
-def _known_by(one: FileInfo) -> tuple[object, ...]:
+def _identity(one: FileInfo) -> tuple[object, ...]:
     return one.kind, one.size, one.modified_at, one.mode, one.uid, one.gid, one.target

@@ -58,7 +58,7 @@ class Bindings:
             " WHERE t2.name = ?)",
             (ns, checkpoint, thread),
         )
-        return None if row is None else _bound(row)
+        return None if row is None else _decode(row)
 
     def latest(self, thread: str, ns: str) -> Bound | None:
         """The one of a thread with the greatest id."""
@@ -66,9 +66,9 @@ class Bindings:
             f"{_SELECT} WHERE t.name = ? AND s.ns = ? AND c.shown AND c.snapshot IS NOT NULL ORDER BY c.id DESC LIMIT 1",
             (thread, ns),
         )
-        return None if row is None else _bound(row)
+        return None if row is None else _decode(row)
 
-    def moved_on(self, bound: Bound, first: str, since: Sequence[str]) -> bool:
+    def has_moved_on(self, bound: Bound, first: str, since: Sequence[str]) -> bool:
         """True if another step of any thread went on through one of the snapshots `since`, which came one after the other
         after `first`."""
         known = self._db.read(
@@ -83,7 +83,7 @@ class Bindings:
             " trajectory = ?2 AND before IN (SELECT value FROM json_each(?3)))",
             (json.dumps(since), bound.trajectory, json.dumps(unknown)),
         )
-        return not all(bound.same_step(_bound(row)) for row in rows)
+        return not all(bound.same_step(_decode(row)) for row in rows)
 
     def take(self, bound: Bound, trajectory: str) -> Bound:
         """Give a checkpoint the sandbox that goes on from it, if it has none; returns it as it is then."""
@@ -92,7 +92,7 @@ class Bindings:
                 "UPDATE checkpoint SET trajectory = ? WHERE pk = ? AND trajectory IS NULL", (trajectory, bound.pk)
             )
             row = self._db.read_one(f"{_SELECT} WHERE c.pk = ?", (bound.pk,))
-        return bound if row is None else _bound(row)
+        return bound if row is None else _decode(row)
 
     def home(self, trajectory: str) -> str | None:
         """The snapshot that a sandbox held when it was given to a saver for the first time."""
@@ -156,7 +156,7 @@ class Bindings:
                 self._db.write("UPDATE call SET after = ? WHERE pk = ?", (after, pk))
 
 
-def _bound(row: Row) -> Bound:
+def _decode(row: Row) -> Bound:
     pk, thread, ns, checkpoint, metadata, trajectory, snapshot = row
     above = (json.loads(metadata).get("parents") or {}) if ns and metadata else {}
     return Bound(pk, thread, ns, checkpoint, str(above.get("", checkpoint)), trajectory, snapshot)

@@ -236,7 +236,7 @@ class Sandboxes:
                     return bound, line
                 self._client.rewind(bound.trajectory, last or bound.snapshot, mode="files")
             except SnapshotdError as exc:
-                gone = self._gone(bound)
+                gone = self._explain_loss(bound)
                 if gone is not None or not isinstance(exc, Conflict) or time.monotonic() > deadline:
                     raise gone or exc from exc
                 time.sleep(_LOOK_S)
@@ -252,9 +252,9 @@ class Sandboxes:
             if last not in since:
                 return None
             since = since[since.index(last) + 1 :]
-        return None if self._bindings.moved_on(bound, last or bound.snapshot, since) else line
+        return None if self._bindings.has_moved_on(bound, last or bound.snapshot, since) else line
 
-    def _gone(self, bound: Bound) -> NotFound | None:
+    def _explain_loss(self, bound: Bound) -> NotFound | None:
         """The reason why a checkpoint's files cannot be had, if it is that they are gone."""
         try:
             state = self._client.snapshot(bound.snapshot).state

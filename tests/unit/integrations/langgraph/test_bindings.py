@@ -33,17 +33,17 @@ def two_steps(tmp_path: Path) -> Iterator[tuple[Bindings, Bound, Bound]]:
 def test_a_snapshot_is_another_steps_before_its_process_has_noted_it(two_steps: tuple[Bindings, Bound, Bound]) -> None:
     bindings, mine, other = two_steps
     bindings.end(bindings.begin(mine, "first", BOX, "a"), "b")
-    assert not bindings.moved_on(mine, "a", ["b"])
+    assert not bindings.has_moved_on(mine, "a", ["b"])
     call = bindings.begin(other, "second", BOX, "b")
-    assert not bindings.moved_on(mine, "a", ["b"]), "it has not been made"
-    assert bindings.moved_on(mine, "b", ["c"]), "it has been"
-    assert not bindings.moved_on(other, "b", ["c"]), "its own step goes on"
+    assert not bindings.has_moved_on(mine, "a", ["b"]), "it has not been made"
+    assert bindings.has_moved_on(mine, "b", ["c"]), "it has been"
+    assert not bindings.has_moved_on(other, "b", ["c"]), "its own step goes on"
     bindings.end(call, "c")
-    assert bindings.moved_on(mine, "b", ["c"])
+    assert bindings.has_moved_on(mine, "b", ["c"])
 
 
 def test_what_a_person_did_after_a_call_that_was_cut_off_is_the_steps(two_steps: tuple[Bindings, Bound, Bound]) -> None:
     bindings, mine, other = two_steps
     bindings.begin(other, "cut off", BOX, "a")
     bindings.end(bindings.begin(mine, "first", BOX, "a"), "b")
-    assert not bindings.moved_on(mine, "a", ["b", "a person's"])
+    assert not bindings.has_moved_on(mine, "a", ["b", "a person's"])

@@ -9,7 +9,7 @@ from typing import Any
 import ormsgpack
 import pytest
 
-from snapshotd.integrations.langgraph.cutting import Pieces, cut, cut_on, elements, head_of
+from snapshotd.integrations.langgraph.cutting import Pieces, cut, cut_rest, elements, head_of
 from tests import long
 
 
@@ -48,7 +48,7 @@ def test_a_list_that_grew_is_cut_as_if_afresh(seed: int) -> None:
             begins = (found[0], *found[1])
             assert [data[begin:end] for begin, end in pairwise(begins)] == list(map(ormsgpack.packb, items))
         if before is not None and before.head and before.settled and pieces.head:
-            assert cut_on(data, head_of(data), before.ends[: before.settled]) == pieces
+            assert cut_rest(data, head_of(data), before.ends[: before.settled]) == pieces
         before = pieces
 
 
