@@ -260,13 +260,34 @@ class ApiRecord:
 
     @classmethod
     def of(cls, data: Json) -> Self:
-        """From the members of `data`."""
-        made = {
-            name: data[name] if make is None else make(data[name])
-            for name, make in _makers(cls).items()  # type: ignore[arg-type]
-            if name in data
-        }
-        return cls(**made, **{name: form.decode(name, data) for name, form in forms_of(cls).items()})  # type: ignore[arg-type]
+        """From the members of `data`. A record that no other one is the base of becomes no dataclass by this: most are
+        only read."""
+        values = {}
+        decoders = _decoders(cls)  # type: ignore[arg-type]
+        for name, decoder in decoders.items():
+            if isinstance(decoder, _Path | _Base64):
+                values[name] = decoder.decode(name, data)
+            elif name in data:
+                values[name] = data[name] if decoder is None else decoder(data[name])
+        if len(values) < len(decoders) or not (cls._made or ApiRecord in cls.__bases__):  # type: ignore[attr-defined]
+            return cls(**values)
+        made = object.__new__(cls)
+        vars(made).update(values)
+        return made
+
+
+def _complete(name: str) -> Callable[..., Any]:
+    """The method of records that are no dataclass yet. The dataclass has its own."""
+
+    def method(self: Any, *args: Any) -> Any:
+        _ = type(self).__dataclass_fields__
+        return getattr(type(self), name)(self, *args)
+
+    return method
+
+
+for _name in ("__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__"):
+    setattr(ApiRecord, _name, _complete(_name))
 
 
 class Request(ApiRecord):
@@ -335,7 +356,7 @@ def _maker_of(kind: Any) -> _Make | None:
 @cache
 def _hints(cls: Any) -> dict[str, Any]:
     hints = get_type_hints(cls, include_extras=True)
-    return {item.name: hints[item.name] for item in _fields(cls)}
+    return {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar}
 
 
 def _fields(cls: Any) -> Any:
@@ -356,9 +377,9 @@ def is_secret(cls: Any, name: str) -> bool:
 
 
 @cache
-def _makers(cls: Any) -> dict[str, _Make | None]:
+def _decoders(cls: Any) -> dict[str, _Make | _Path | _Base64 | None]:
     forms = forms_of(cls)
-    return {name: _maker(hint) for name, hint in _hints(cls).items() if name not in forms}
+    return {name: forms.get(name) or _maker(hint) for name, hint in _hints(cls).items()}
 
 
 @cache

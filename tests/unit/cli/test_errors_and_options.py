@@ -364,6 +364,13 @@ def test_what_is_not_needed_is_not_imported(words: list[str], unwanted: set[str]
     assert len(own) <= 68, f"a module is 0.3 ms: {sorted(own)}"
 
 
+def test_a_command_never_searches_what_was_imported_for_garbage(daemon: Daemon) -> None:
+    code = "import gc; from snapshotd.__main__ import main; main(); print('\\nGC', gc.isenabled(), gc.get_freeze_count() > 10_000)"
+    argv = [sys.executable, "-c", code, "ls"]
+    done = subprocess.run(argv, env=environment(daemon), capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "GC True True"
+
+
 def test_names_cannot_command_a_terminal() -> None:
     assert printable("a\x1b[31m\u202eb\n\udcff") == "a\\x1b[31m\\u202eb\\n\\xff"
     assert printable("naïve ☃") == "naïve ☃"
