@@ -195,7 +195,7 @@ class _FolderIngest:
             what = "a socket" if kind == stat.S_IFSOCK else "a device node"
             self.tally.warn(f"{printable(path)} is {what} and was left out: it means nothing in a sandbox")
             return
-        if st.st_nlink > 1 and self._linked(st, path, name):
+        if st.st_nlink > 1 and self._link_again(st, path, name):
             self.tally.files += 1
             return
         if kind == stat.S_IFREG:
@@ -216,7 +216,7 @@ class _FolderIngest:
                 self._dress(made, path, st, {})
         self.tally.files += 1
 
-    def _linked(self, st: os.stat_result, path: bytes, name: bytes) -> bool:
+    def _link_again(self, st: os.stat_result, path: bytes, name: bytes) -> bool:
         """True if another name of this file was copied before, and this one is now a link to it. The first name is
         remembered for later ones."""
         first = self._links.setdefault(files.identity_of(st), (path, _stamp(st)))

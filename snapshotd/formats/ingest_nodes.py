@@ -7,7 +7,7 @@ import errno
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,12 +15,12 @@ from snapshotd.errors import NO_ROOM, LimitExceeded, NotPermitted, OutOfSpace, S
 from snapshotd.kernel import files
 from snapshotd.terms import number_of
 from snapshotd.trees.base import Warnings
+from snapshotd.trees.target import ACL_NAMES
 
 ID_LIMIT = 65536
 """Ids from here on do not exist inside a sandbox (its user namespace has 65,536); overlayfs would show them as the user
 nobody."""
-_KEPT_XATTRS = frozenset({b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"})
-ACLS = (b"system.posix_acl_access", b"system.posix_acl_default")
+_KEPT_XATTRS = frozenset({b"security.capability", *ACL_NAMES})
 _WARNINGS_LIMIT = 100
 
 
@@ -119,16 +119,6 @@ def allowed_ids(uid: int, gid: int, tally: Tally) -> tuple[int, int]:
         return uid, gid
     tally.count(f"an owner or group id of {ID_LIMIT} or more does not exist in a sandbox and became 0")
     return (uid if uid < ID_LIMIT else 0), (gid if gid < ID_LIMIT else 0)
-
-
-def drop_xattrs(fd: int, names: Iterable[bytes | str]) -> None:
-    """Remove attributes from the file of `fd`; not an error where they are missing or not supported."""
-    for name in names:
-        try:
-            os.removexattr(files.fd_path(fd), name)
-        except OSError as exc:
-            if exc.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
-                raise
 
 
 def set_metadata(

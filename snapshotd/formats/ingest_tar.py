@@ -14,6 +14,7 @@ import errno
 import os
 import stat
 from array import array
+from contextlib import closing
 from dataclasses import dataclass
 
 from snapshotd.errors import LimitExceeded, UsageError
@@ -23,6 +24,8 @@ from snapshotd.formats.tar_reader import MAX_PATH_BYTES, ByteSource, Member, Mem
 from snapshotd.kernel import files, turns
 from snapshotd.kernel.abilities import TRUSTED, Marks
 from snapshotd.trees.lookup import Handles, Node, make_whiteout, public_xattrs
+from snapshotd.trees.target import ACL_NAMES
+from snapshotd.trees.view import count_common
 
 PATH_MAX = 4095
 """The longest path of an image's layer, and of any link's target."""
@@ -64,8 +67,7 @@ def ingest_tar(
     NotPermitted. The target then holds part of the archive. Memory: some MiB, and with `oci_whiteouts` the paths of the
     archive.
     """
-    ingest = _TarIngest(target_fd, oci_whiteouts, overlay_marks, limits or TarLimits(), marks)
-    try:
+    with closing(_TarIngest(target_fd, oci_whiteouts, overlay_marks, limits or TarLimits(), marks)) as ingest:
         reader = TarReader(stream)
         for member in reader:
             turns.give_way()
@@ -73,8 +75,6 @@ def ingest_tar(
         if not reader.ended_by_marker:
             ingest.tally.warn("the archive has no end marker: it may have been cut off")
         ingest.finish()
-    finally:
-        ingest.close()
     return ingest.tally.report()
 
 
@@ -107,7 +107,7 @@ class _Held:
     def __init__(self, node: Node, fd: int, mtime_ns: int) -> None:
         self.node = node
         self.mtime_ns = mtime_ns
-        self.inherits = nodes.ACLS[1].decode() in os.listxattr(fd)
+        self.inherits = ACL_NAMES[1].decode() in os.listxattr(fd)
 
 
 class _Own:
@@ -208,11 +208,7 @@ class _TarIngest:
         if path == self._at:
             return
         wanted, have = path.split(b"/") if path else [], self._at.split(b"/") if self._at else []
-        common = 0
-        for one, other in zip(wanted, have, strict=False):
-            if one != other:
-                break
-            common += 1
+        common = count_common(wanted, have)
         self._leave(common)
         self._at = b"/".join(wanted[:common])
         for number in range(common, len(wanted)):
@@ -221,7 +217,7 @@ class _TarIngest:
             try:
                 deeper, mtime_ns = self._step(fd, name, member, make)
             except OSError as exc:
-                raise _blocked(b"/".join(wanted[: number + 1]), member, exc) from exc
+                raise _path_error(b"/".join(wanted[: number + 1]), member, exc) from exc
             self._held.append(_Held(self._handles.adopt(self._held[-1].node, name, deeper), deeper, mtime_ns))
             self._at = self._at + b"/" + name if number else name
 
@@ -236,7 +232,7 @@ class _TarIngest:
             self._count(member)  # one path of some MiB could make a million
             os.mkdir(name, 0o700, dir_fd=fd)
         made = files.open_dir(fd, name)
-        nodes.drop_xattrs(made, nodes.ACLS)
+        files.drop_xattrs(made, ACL_NAMES)
         files.give(made, 0, 0)  # an ordinary user's daemon is another user in its namespace
         os.fchmod(made, 0o755)
         self.tally.directories += 1
@@ -248,9 +244,8 @@ class _TarIngest:
             held = self._held.pop()
             fd = self._handles.fd(held.node)
             os.utime(fd, ns=(held.mtime_ns, held.mtime_ns))
-            self._handles.fd(
-                self._held[-1].node
-            )  # while there is a way up from below: the one from the root may be very long
+            # While there is a way up from below: the one from the root may be very long.
+            self._handles.fd(self._held[-1].node)
             self._handles.drop(held.node)
 
     def finish(self) -> None:
@@ -293,9 +288,8 @@ class _TarIngest:
             fd = files.open_dir(parent, name)
             self.tally.directories += 1
         with files.closing_fd(fd):
-            nodes.drop_xattrs(
-                fd, public_xattrs(os.listxattr(fd), self._marks)
-            )  # an older directory's, or inherited from a default access list
+            # An older directory's, or inherited from a default access list.
+            files.drop_xattrs(fd, public_xattrs(os.listxattr(fd), self._marks))
             self._dress(fd, path, member)
 
     def _node(self, member: Member, path: bytes, parent: int, name: bytes, reader: TarReader) -> None:
@@ -315,7 +309,7 @@ class _TarIngest:
                 _write(fd, member, reader)
                 self.tally.bytes += member.stored
             if self._held[-1].inherits:
-                nodes.drop_xattrs(fd, nodes.ACLS)
+                files.drop_xattrs(fd, ACL_NAMES)
             self._dress(fd, path, member)
 
     def _special(self, member: Member, parent: int, name: bytes) -> bool:
@@ -439,18 +433,12 @@ def _write(fd: int, member: Member, reader: TarReader) -> None:
                 offset, left = next(extents), next(extents)
             part = rest[:left]
             if keep or len(part) < _PAGE_BYTES or part != _ZEROS[: len(part)]:
-                _write_at(fd, part, offset)
+                files.write_all(fd, part, offset)
             offset, left, rest = offset + len(part), left - len(part), rest[len(part) :]
     os.ftruncate(fd, member.size)
 
 
-def _write_at(fd: int, data: memoryview, offset: int) -> None:
-    while data:
-        written = os.pwrite(fd, data, offset)
-        data, offset = data[written:], offset + written
-
-
-def _blocked(path: bytes, member: Member, exc: OSError) -> Exception:
+def _path_error(path: bytes, member: Member, exc: OSError) -> Exception:
     if exc.errno in (errno.ELOOP, errno.ENOTDIR, errno.EXDEV):
         return UsageError(
             f"{printable(member.path)} in the archive passes through {printable(path)}, which is not a real directory but a link or file"

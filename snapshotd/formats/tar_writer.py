@@ -350,7 +350,7 @@ class _Writer:
             if _is_plain(name):
                 record = (b"SCHILY.xattr." + name, value)
             else:
-                record = (b"LIBARCHIVE.xattr." + _url_encoded(name), base64.b64encode(value).rstrip(b"="))
+                record = (b"LIBARCHIVE.xattr." + _url_encode(name), base64.b64encode(value).rstrip(b"="))
             used += len(record[0]) + len(record[1]) + 16
             if used > MAX_HEADER_BYTES:
                 self._warn(
@@ -474,5 +474,5 @@ def _is_plain(name: bytes) -> bool:
         return False
 
 
-def _url_encoded(name: bytes) -> bytes:
+def _url_encode(name: bytes) -> bytes:
     return b"".join(bytes((c,)) if 33 <= c <= 126 and c not in b"%=" else b"%%%02X" % c for c in name)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 
 from snapshotd.kernel.abilities import TRUSTED
-from snapshotd.trees.target import ACL_NAMES, shifted_acl, shifted_id
+from snapshotd.trees.target import ACL_NAMES, shift_acl, shift_id
 
 _CAPABILITY = b"security.capability"
 _REVISION_MASK, _REVISION_1, _REVISION_2, _REVISION_3 = 0xFF000000, 0x01000000, 0x02000000, 0x03000000
@@ -24,19 +24,19 @@ PRIVATE_PREFIX = TRUSTED.prefix
 """Names that would steer overlayfs: never shown, even if a tree holds them."""
 
 
-def shifted_xattrs(xattrs: dict[bytes, bytes], shift: int) -> dict[bytes, bytes]:
+def shift_xattrs(xattrs: dict[bytes, bytes], shift: int) -> dict[bytes, bytes]:
     """Extended attributes with the ids in their values shifted, and without overlayfs's own."""
     shown = {name: value for name, value in xattrs.items() if not name.startswith(PRIVATE_PREFIX)}
     if shift:
         for name, value in shown.items():
             if name in ACL_NAMES:
-                shown[name] = shifted_acl(value, shift)
+                shown[name] = shift_acl(value, shift)
             elif name == _CAPABILITY:
-                shown[name] = _shifted_capability(value, shift)
+                shown[name] = _shift_capability(value, shift)
     return shown
 
 
-def _shifted_capability(value: bytes, shift: int) -> bytes:
+def _shift_capability(value: bytes, shift: int) -> bytes:
     """File capabilities as revision 3 with the namespace's root in them. Revisions 1 and 2 belong to the host's root,
     which no container has: there they would mean nothing. A malformed one stays as it is: the kernel refuses it."""
     if len(value) < 4:
@@ -47,4 +47,4 @@ def _shifted_capability(value: bytes, shift: int) -> bytes:
         return value
     root = _MAGIC.unpack_from(value, 20)[0] if revision == _REVISION_3 else 0
     sets = value[4:20].ljust(16, b"\0")
-    return _MAGIC.pack((magic & ~_REVISION_MASK) | _REVISION_3) + sets + _MAGIC.pack(shifted_id(root, shift))
+    return _MAGIC.pack((magic & ~_REVISION_MASK) | _REVISION_3) + sets + _MAGIC.pack(shift_id(root, shift))

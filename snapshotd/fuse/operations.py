@@ -25,10 +25,10 @@ from pyfuse3 import EntryAttributes, FUSEError
 
 from snapshotd.errors import DataLoss
 from snapshotd.fuse.folders import FOREVER_S, Folder, Link, TreePlace
-from snapshotd.fuse.ids import PRIVATE_PREFIX, shifted_xattrs
+from snapshotd.fuse.ids import PRIVATE_PREFIX, shift_xattrs
 from snapshotd.fuse.nodes import Nodes, ShownNode, ShownTree
 from snapshotd.trees.base import Child, Entry
-from snapshotd.trees.target import shifted_id
+from snapshotd.trees.target import shift_id
 from snapshotd.types import Kind
 
 _log = logging.getLogger(__name__)
@@ -279,7 +279,7 @@ class TreeOperations(pyfuse3.Operations):
             found = tree.view.directory_xattrs(node.directory)
         else:
             found = tree.view.xattrs_of(node.child)
-        return shifted_xattrs(found, tree.shift)
+        return shift_xattrs(found, tree.shift)
 
     # -- the whole -----------------------------------------------------------------------------------------------------
 
@@ -324,8 +324,8 @@ class TreeOperations(pyfuse3.Operations):
         result.st_nlink = (
             1 if entry.kind is Kind.DIRECTORY else max(1, entry.nlink)
         )  # 1: sub-directories are not counted here
-        result.st_uid = shifted_id(entry.uid, shift) if shift else entry.uid
-        result.st_gid = shifted_id(entry.gid, shift) if shift else entry.gid
+        result.st_uid = shift_id(entry.uid, shift) if shift else entry.uid
+        result.st_gid = shift_id(entry.gid, shift) if shift else entry.gid
         result.st_rdev = entry.rdev
         result.st_size = entry.size
         result.st_blksize = _BLOCK_BYTES

@@ -13,7 +13,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from snapshotd.errors import NO_ROOM
@@ -207,6 +207,22 @@ def read_xattrs(path_fd: int) -> dict[bytes, bytes]:
             return {}
         raise
     return {os.fsencode(name): os.getxattr(path, name) for name in names if name not in SHADOWS}
+
+
+def drop_xattrs(fd: int, names: Iterable[bytes | str]) -> None:
+    """Remove attributes from the file of `fd`; not an error where they are missing or not supported. OSError."""
+    for name in names:
+        try:
+            os.removexattr(fd_path(fd), name)
+        except OSError as exc:
+            if exc.errno not in (errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+
+
+def free_bytes(fd: int) -> int:
+    """Space that users other than root can still take on the file system that holds `fd`. OSError."""
+    st = os.fstatvfs(fd)
+    return st.f_bavail * st.f_frsize
 
 
 def give(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from snapshotd.kernel import syscalls as sc
-from snapshotd.kernel.files import closing_fd
+from snapshotd.kernel.files import closing_fd, free_bytes
 from snapshotd.terms import number_of
 
 _REDIRECTS = ("redirect_dir", "on")
@@ -133,7 +133,7 @@ def _check_whole(mount: int, upper_fd: int) -> None:
     upper = os.fstatvfs(upper_fd)
     if upper.f_flag & os.ST_RDONLY:
         raise OSError(errno.EROFS, "overlay: the upper directory's file system is read-only")
-    if os.fstatvfs(mount).f_flag & os.ST_RDONLY or upper.f_bavail * upper.f_frsize < _OVERLAY_NEEDS_BYTES:
+    if os.fstatvfs(mount).f_flag & os.ST_RDONLY or free_bytes(upper_fd) < _OVERLAY_NEEDS_BYTES:
         raise OSError(errno.ENOSPC, "overlay: no space for its work directory")
 
 

@@ -11,10 +11,9 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from snapshotd.kernel import files, mounts
-from snapshotd.kernel.abilities import BY_USER
+from snapshotd.kernel.files import DIR_FLAGS, closing_fd
 from snapshotd.layers.store import LayerStore
-from snapshotd.layers.upper import dress
+from snapshotd.layers.upper import dress, mount_upper
 from snapshotd.types import LayerID, Stack
 
 
@@ -28,20 +27,9 @@ def amend(store: LayerStore, stack: Stack, write: Callable[[int], object]) -> La
     with store.making() as layer:
         dress(store, layer, stack)
         with ExitStack() as opened:
-
-            def hold(fd: int) -> int:
-                opened.callback(os.close, fd)
-                return fd
-
-            lowers = [hold(store.open_upper(lower)) for lower in stack.layers]
-            lowers.append(hold(store.open_image(stack.image)))
-            parent = hold(store.open_layer(layer))
-            parts = [
-                hold(os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent))
-                for name in ("upper", "work")
-            ]
-            naming, by_user = store.host.layer_naming, store.marks == BY_USER
-            mount = hold(mounts.overlay(lowers, parts[0], parts[1], naming, user_marks=by_user))
-            write(hold(os.open(".", files.DIR_FLAGS, dir_fd=mount)))
+            lowers = [opened.enter_context(closing_fd(store.open_upper(lower))) for lower in stack.layers]
+            lowers.append(opened.enter_context(closing_fd(store.open_image(stack.image))))
+            mount = opened.enter_context(mount_upper(store, layer, lowers))
+            write(opened.enter_context(closing_fd(os.open(".", DIR_FLAGS, dir_fd=mount))))
         store.drop_work(layer)
     return layer

@@ -14,7 +14,7 @@ whoever writes is told so.
 
 That much is kept ahead as can be written at once, before the thread has looked again: half of what the disk has left, up
 to 1 GiB; on a disk with more than 32 GiB left a thirty-second of it, up to `MAX_BYTES`. So many daemons on a disk do not
-fill it with what each keeps.
+fill it with the space that each keeps.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ class Ballast:
             self._grow(free - min(_ahead(self._disk_free()), free))
             for _, physical, size in self._extents(0, os.fstat(self._file).st_size):
                 files.punch_hole(self._image, physical, size)  # a daemon was killed in the middle of a change
-            if not self._back():
+            if not self._allocate_all():
                 self._grow(self._free() - MIN_BYTES)
-                if not self._back():
+                if not self._allocate_all():
                     _log.warning(
                         "the disk is full: the layers may fail, and what is not stored is lost then; free space"
                     )
@@ -107,7 +107,7 @@ class Ballast:
             _log.warning("blocks for the layers cannot be allocated ahead; a full disk may end them: %s", exc)
             return False
 
-    def _back(self) -> bool:
+    def _allocate_all(self) -> bool:
         """Allocate all blocks of the image outside of the ballast. False when the disk is full."""
         position = 0
         holes = sorted((p, size) for _, p, size in self._extents(0, os.fstat(self._file).st_size))
@@ -204,12 +204,10 @@ class Ballast:
             begin = last
 
     def _free(self) -> int:
-        st = os.fstatvfs(self._fd)
-        return st.f_bavail * st.f_frsize
+        return files.free_bytes(self._fd)
 
     def _disk_free(self) -> int:
-        st = os.fstatvfs(self._image)
-        return st.f_bavail * st.f_frsize
+        return files.free_bytes(self._image)
 
 
 def _ahead(left: int) -> int:

@@ -66,7 +66,7 @@ class FinishedCapture:
     """A finished capture: its layer, and the status of every entry of the upper when it was copied."""
 
     layer: LayerID
-    seen: dict[bytes, Signature]
+    seen: Seen
 
 
 def capture(
@@ -177,7 +177,7 @@ class Copier:
         return True
 
     def _finish(self) -> None:
-        """Everything was looked at, and no process writes."""
+        """Called when everything was looked at, and no process writes."""
 
     def _inodes(self, paths: set[bytes]) -> set[tuple[int, int]]:
         """Inodes of the files that the names hold, if they hold one: every other name of the same file has changed with
@@ -185,7 +185,7 @@ class Copier:
         found: set[tuple[int, int]] = set()
         for path in paths:
             try:
-                with Parent(self._source, path) as (fd, name):
+                with open_parent(self._source, path) as (fd, name):
                     st = os.stat(name, dir_fd=fd, follow_symlinks=False)
             except OSError as exc:
                 if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
@@ -236,7 +236,7 @@ class Copier:
             if known is None or not stat.S_ISDIR(known[1]):
                 self._replace(path, known)
                 if path:
-                    with Parent(self._target, path) as (fd, name):
+                    with open_parent(self._target, path) as (fd, name):
                         os.mkdir(name, 0o700, dir_fd=fd)
             return
         key = (st.st_dev, st.st_ino)
@@ -264,17 +264,17 @@ class Copier:
 
     def _remove(self, path: bytes) -> None:
         try:
-            with Parent(self._target, path) as (fd, name):
+            with open_parent(self._target, path) as (fd, name):
                 files.remove_tree(fd, name)
         except (FileNotFoundError, NotADirectoryError):
             pass  # went with its directory
 
     def _link(self, from_root: int, source: bytes, path: bytes) -> None:
-        with Parent(from_root, source) as (source_fd, source_name), Parent(self._target, path) as (fd, name):
+        with open_parent(from_root, source) as (source_fd, source_name), open_parent(self._target, path) as (fd, name):
             os.link(source_name, name, src_dir_fd=source_fd, dst_dir_fd=fd, follow_symlinks=False)
 
     def _copy(self, path: bytes, st: os.stat_result) -> None:
-        with Parent(self._source, path) as (source_fd, name), Parent(self._target, path) as (fd, _):
+        with open_parent(self._source, path) as (source_fd, name), open_parent(self._target, path) as (fd, _):
             if stat.S_ISREG(st.st_mode):
                 _copy_file(source_fd, fd, name, st, self._marks)
                 return
@@ -282,9 +282,8 @@ class Copier:
                 os.symlink(os.readlink(name, dir_fd=source_fd), name, dir_fd=fd)
                 files.give(name, st.st_uid, st.st_gid, dir_fd=fd, follow_symlinks=False)
             else:
-                os.mknod(
-                    name, st.st_mode, st.st_rdev, dir_fd=fd
-                )  # fifos, sockets, and whiteouts (character device 0:0)
+                # Fifos, sockets, and whiteouts (character device 0:0).
+                os.mknod(name, st.st_mode, st.st_rdev, dir_fd=fd)
                 files.give(name, st.st_uid, st.st_gid, dir_fd=fd, follow_symlinks=False)
                 os.chmod(name, stat.S_IMODE(st.st_mode), dir_fd=fd)
             _copy_xattrs(source_fd, fd, name, self._marks)
@@ -302,13 +301,13 @@ class Copier:
         ):
             for mark in files.read_xattrs(target):
                 os.removexattr(target, mark)
-            xattrs = self._marked(path, _xattrs(source, path, self._marks))
+            xattrs = self._set_marks(path, _xattrs(source, path, self._marks))
             if self._had_origin(source, path):  # as `make_whiteout`: its handle means nothing in a lower layer
                 xattrs[os.fsencode(self._marks.origin)] = b""
             files.copy_metadata(os.fstat(source), xattrs, target)
 
-    def _marked(self, path: bytes, xattrs: dict[bytes, bytes]) -> dict[bytes, bytes]:
-        """The attributes of a directory in the target."""
+    def _set_marks(self, path: bytes, xattrs: dict[bytes, bytes]) -> dict[bytes, bytes]:
+        """The attributes of a directory in the target, given those of the source."""
         return xattrs
 
     def _had_origin(self, source: int, path: bytes) -> bool:
@@ -331,14 +330,14 @@ class ChangeCopier(Copier):
             missing.append(path)
         for each in reversed(missing):
             if each not in before:
-                with Parent(self._target, each) as (fd, name):
+                with open_parent(self._target, each) as (fd, name):
                     os.mkdir(name, 0o700, dir_fd=fd)
             self.made[each] = self.seen[each]
 
     def _hide(self, path: bytes) -> None:
         """Make a whiteout."""
         self._make_parents(path, {})
-        with Parent(self._target, path) as (fd, name):
+        with open_parent(self._target, path) as (fd, name):
             make_whiteout(fd, name, self._marks)
         self._hiding.add(parent_of(path))
 
@@ -367,21 +366,21 @@ class _FolderCopier(ChangeCopier):
         """The entries that are not as before, parents first; `seen` is what all are like now."""
         forced, changed = self._inodes(always), []
         for path, st, settled in self.walk(tolerant=True):
-            st = self._opened(path, st)
+            st = self._make_readable(path, st)
             self.seen[path] = signature_of(st, settled=settled)
             if self._before.get(path) != signature_of(st) or (st.st_dev, st.st_ino) in forced:
                 changed.append((path, st))
         return changed
 
-    def _opened(self, path: bytes, st: os.stat_result) -> os.stat_result:
-        """The status of an entry that this process may read. A file that its owner may not read, or a
-        directory, gets that permission where no other right lets the owner in: a snapshot has to be read, too."""
+    def _make_readable(self, path: bytes, st: os.stat_result) -> os.stat_result:
+        """Let the owner read a file or directory, where no other right does: a snapshot has to be read, too. Returns the
+        entry's status then."""
         needed = {stat.S_IFDIR: 0o500, stat.S_IFREG: 0o400}.get(stat.S_IFMT(st.st_mode), 0)
         if st.st_mode & needed == needed:
             return st
         with (
             contextlib.suppress(OSError),
-            Parent(self._source, path) as (fd, name),
+            open_parent(self._source, path) as (fd, name),
             files.closing_fd(os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)) as held,
         ):
             if not os.access(files.fd_path(held), needed >> 6, effective_ids=True):
@@ -422,18 +421,12 @@ def parent_of(path: bytes) -> bytes:
     return path.rpartition(b"/")[0]
 
 
-class Parent:
-    """Context manager: the directory descriptor and the last component of a path of any length."""
-
-    def __init__(self, root: int, path: bytes) -> None:
-        directory, _, self._name = path.rpartition(b"/")
-        self._fd = files.open_deep(root, directory)
-
-    def __enter__(self) -> tuple[int, bytes]:
-        return self._fd, self._name
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+@contextlib.contextmanager
+def open_parent(root: int, path: bytes) -> Iterator[tuple[int, bytes]]:
+    """The descriptor of a path's directory, and the last component. The path may have any length. OSError."""
+    directory, _, name = path.rpartition(b"/")
+    with files.closing_fd(files.open_deep(root, directory)) as fd:
+        yield fd, name
 
 
 def _xattrs(source: int, name: bytes, marks: Marks) -> dict[bytes, bytes]:

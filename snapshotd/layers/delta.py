@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from snapshotd.failpoints import hit
 from snapshotd.kernel.abilities import Marks
 from snapshotd.kernel.files import closing_fd
-from snapshotd.layers.capture import ChangeCopier, Copier, Parent, Seen, Signature, parent_of, signature_of
+from snapshotd.layers.capture import ChangeCopier, Copier, Seen, Signature, open_parent, parent_of, signature_of
 from snapshotd.layers.merge import merge
 from snapshotd.layers.store import LayerStore
 from snapshotd.layers.upper import dress
@@ -61,15 +61,15 @@ def fill(store: LayerStore, upper: LayerID, stack: Stack) -> Seen:
         }
 
 
-def mounted(store: LayerStore, upper: LayerID, seen: Seen) -> None:
-    """The upper that was filled is mounted now: overlayfs has put marks on its root directory, which is no change."""
+def note_mount(store: LayerStore, upper: LayerID, seen: Seen) -> None:
+    """Note in `seen` that the upper is mounted now: overlayfs has put marks on its root directory, which is no change."""
     with closing_fd(store.read_upper(upper)) as fd:
         now = signature_of(os.fstat(fd))
     if (*now[:5], now[6]) == (*seen[b""][:5], seen[b""][6]):
         seen[b""] = now
 
 
-def unchanged(store: LayerStore, upper: LayerID, seen: Seen) -> bool:
+def is_unchanged(store: LayerStore, upper: LayerID, seen: Seen) -> bool:
     """True if a live upper holds what it did then. Cost: a status of each of its entries."""
     with closing_fd(store.read_upper(upper)) as fd:
         count = 0
@@ -145,7 +145,7 @@ class _DeltaCopier(ChangeCopier):
             return False
         if signature == below:
             return True
-        with Parent(self._source, path) as (fd, name):
+        with open_parent(self._source, path) as (fd, name):
             return get_xattr(entry_path(fd, name), self._marks.opaque) is None
 
     def _finish(self) -> None:
@@ -155,7 +155,7 @@ class _DeltaCopier(ChangeCopier):
                 continue  # it went with its directory
             self._hide(path)
 
-    def _marked(self, path: bytes, xattrs: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    def _set_marks(self, path: bytes, xattrs: dict[bytes, bytes]) -> dict[bytes, bytes]:
         opaque = os.fsencode(self._marks.opaque)
         if path in self._continued:
             xattrs.pop(opaque, None)

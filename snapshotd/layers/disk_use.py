@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import closing
 
 from snapshotd.kernel import turns
 from snapshotd.kernel.quota import Used
@@ -14,10 +15,9 @@ def measure(root_fd: int, most: Used) -> Used:
     """Disk use of the tree, or a value above `most` as soon as it has more bytes or inodes than that. A file with
     several names counts once. A file that changes during the walk may or may not be counted. Memory and time: one entry
     for each inode up to `most`."""
-    handles = Handles()
     seen: set[int] = set()
     size = inodes = 0
-    try:
+    with closing(Handles()) as handles:
         pending = [handles.add_root(root_fd)]
         while pending and size <= most.bytes and inodes <= most.inodes:
             turns.give_way()
@@ -42,6 +42,4 @@ def measure(root_fd: int, most: Used) -> Used:
                         break
                     if stat.S_ISDIR(st.st_mode):
                         pending.append(Node(directory, os.fsencode(entry.name), 0, (st.st_dev, st.st_ino)))
-    finally:
-        handles.close()
     return Used(size, inodes)

@@ -10,6 +10,7 @@ from pathlib import Path
 from snapshotd.errors import Unsupported
 from snapshotd.kernel import loop
 from snapshotd.kernel import syscalls as sc
+from snapshotd.kernel.files import free_bytes
 from snapshotd.kernel.probes import needed, useful
 from snapshotd.layers.store import LayerStore
 from snapshotd.layers.witness import Witness
@@ -38,7 +39,7 @@ def prepare(state_dir: Path) -> LayerStore:
     directory.mkdir(mode=0o700, exist_ok=True)
     witness = Witness(state_dir)
 
-    def opened(kind: str, *, image: Path | None = None, missing: str = "") -> LayerStore:
+    def open_store(kind: str, *, image: Path | None = None, missing: str = "") -> LayerStore:
         host = needed.find(directory, state_dir / needed.FILE_NAME)
         return LayerStore(directory, kind, host, image=image, witness=witness, missing=missing)
 
@@ -46,9 +47,9 @@ def prepare(state_dir: Path) -> LayerStore:
         is_new = not image.exists()
         if is_new:
             if useful.shares_extents(directory):
-                return opened("reflink")
+                return open_store("reflink")
             if not _is_unused(directory) or useful.loop_devices() is not None or not _make_image(image):
-                return opened("plain")
+                return open_store("plain")
         os.chmod(image, 0o600)  # it has all files of all sandboxes; one of an earlier version may be open to all
         try:
             _mount_image(image, directory)
@@ -56,10 +57,10 @@ def prepare(state_dir: Path) -> LayerStore:
             if is_new:  # a container may have the control of loop devices and no device
                 image.unlink()
                 _log.warning("layers lie in a plain directory: no loop device could be attached")
-                return opened("plain")
+                return open_store("plain")
             _log.error("%s", exc.message)
-            return opened("missing", missing=exc.message)
-        return opened("loop-xfs", image=image)
+            return open_store("missing", missing=exc.message)
+        return open_store("loop-xfs", image=image)
     except BaseException:
         witness.close()
         raise
@@ -75,8 +76,7 @@ def _make_image(image: Path) -> bool:
     try:
         temporary.unlink(missing_ok=True)
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as f:
-            free = os.fstatvfs(f.fileno())
-            room = int(free.f_bavail * free.f_frsize * IMAGE_SHARE)
+            room = int(free_bytes(f.fileno()) * IMAGE_SHARE)
             os.truncate(f.fileno(), min(max(room, MIN_IMAGE_BYTES), MAX_IMAGE_BYTES))
         subprocess.run(
             ["mkfs.xfs", "-q", "-f", "-m", "reflink=1", str(temporary)],
@@ -85,10 +85,8 @@ def _make_image(image: Path) -> bool:
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.CalledProcessError):
-        temporary.unlink(
-            missing_ok=True
-        )  # no mkfs.xfs, or a file system without big sparse files: the plain directory serves
-        return False
+        temporary.unlink(missing_ok=True)
+        return False  # no mkfs.xfs, or a file system without big sparse files: the plain directory serves
     os.rename(temporary, image)
     return True
 

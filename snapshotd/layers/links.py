@@ -18,7 +18,7 @@ from itertools import islice
 
 from snapshotd.kernel import files
 from snapshotd.kernel.abilities import TRUSTED, Marks
-from snapshotd.trees.lookup import Handles, Node
+from snapshotd.trees.lookup import Handles, Node, read_public_xattrs
 from snapshotd.trees.view import View
 
 MAX_NAMES = 512
@@ -36,12 +36,9 @@ def groups(root_fd: int) -> list[Group]:
     """The link groups inside one layer: paths that are one file, sorted, at most `MAX_NAMES` of them altogether, none
     longer than the kernel takes. In a layer with more than `MAX_CANDIDATES` names of such files, some of the groups."""
     found: dict[tuple[int, int], list[bytes]] = defaultdict(list)
-    handles = Handles()
-    try:
-        for path, inode in islice(_linked_files(handles, root_fd), MAX_CANDIDATES):
+    with contextlib.closing(Handles()) as handles:
+        for path, inode in islice(_find_linked(handles, root_fd), MAX_CANDIDATES):
             found[inode].append(path)
-    finally:
-        handles.close()
     result: list[Group] = []
     names = 0
     for group in found.values():
@@ -51,7 +48,7 @@ def groups(root_fd: int) -> list[Group]:
     return sorted(result)
 
 
-def _linked_files(handles: Handles, root_fd: int) -> Iterator[tuple[bytes, tuple[int, int]]]:
+def _find_linked(handles: Handles, root_fd: int) -> Iterator[tuple[bytes, tuple[int, int]]]:
     """Path and inode of every regular file that has more than one name anywhere."""
     pending = [handles.add_root(root_fd)]
     while pending:
@@ -81,7 +78,7 @@ def _path(directory: Node, name: bytes) -> bytes | None:
     return b"/".join(reversed(parts))
 
 
-def torn(upper_fd: int, known: Iterable[Group]) -> list[Group]:
+def find_torn(upper_fd: int, known: Iterable[Group]) -> list[Group]:
     """The groups with several names that the sealed layer holds as different files that look alike. Cost: an lstat per
     name."""
     found = []
@@ -134,13 +131,11 @@ def _one_file(parent: View, first: bytes, other: bytes) -> bool:
 def _equal(root_fd: int, first: bytes, other: bytes, marks: Marks) -> bool:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     with contextlib.ExitStack() as opened:
-        fds = []
-        for path in (first, other):
-            fds.append(files.open_beneath(root_fd, path, flags))
-            opened.callback(os.close, fds[-1])
+        paths = (first, other)
+        fds = [opened.enter_context(files.closing_fd(files.open_beneath(root_fd, path, flags))) for path in paths]
         if os.fstat(fds[0]).st_ino == os.fstat(fds[1]).st_ino or os.fstat(fds[0]).st_size > MAX_COMPARED_BYTES:
             return False
-        attributes = [{k: v for k, v in files.read_xattrs(fd).items() if not k.startswith(marks.prefix)} for fd in fds]
+        attributes = [read_public_xattrs(fd, marks) for fd in fds]
         if attributes[0] != attributes[1]:
             return False
         while piece := os.read(fds[0], _PIECE_BYTES):
@@ -153,10 +148,8 @@ def _link_over(root_fd: int, first: bytes, other: bytes) -> None:
     source_dir, _, source = first.rpartition(b"/")
     target_dir, _, target = other.rpartition(b"/")
     with contextlib.ExitStack() as opened:
-        fds = []
-        for directory in (source_dir, target_dir):
-            fds.append(files.open_deep(root_fd, directory))
-            opened.callback(os.close, fds[-1])
+        directories = (source_dir, target_dir)
+        fds = [opened.enter_context(files.closing_fd(files.open_deep(root_fd, each))) for each in directories]
         before = os.fstat(fds[1])
         temporary = b".snapshotd-link-" + os.urandom(8).hex().encode()
         os.link(source, temporary, src_dir_fd=fds[0], dst_dir_fd=fds[1], follow_symlinks=False)

@@ -20,7 +20,7 @@ from snapshotd.errors import NO_ROOM, LimitExceeded, OutOfSpace
 from snapshotd.kernel.abilities import TRUSTED, Marks
 from snapshotd.kernel.files import closing_fd, copy_data, copy_metadata, fd_path, is_empty_dir, open_dir
 from snapshotd.trees.base import Child
-from snapshotd.trees.lookup import Directory, Handles, Lookup, Node, make_whiteout, public_xattrs
+from snapshotd.trees.lookup import Directory, Handles, Lookup, Node, make_whiteout, read_public_xattrs
 from snapshotd.types import Kind
 
 _KEPT_COPIES = 64
@@ -188,5 +188,4 @@ def _set_redirect(fd: int, redirect: bytes, marks: Marks) -> None:
 
 
 def _copy_metadata(source_fd: int, fd: int, st: os.stat_result, marks: Marks) -> None:
-    names = public_xattrs(os.listxattr(source_fd), marks)
-    copy_metadata(st, {os.fsencode(name): os.getxattr(source_fd, name) for name in names}, fd)
+    copy_metadata(st, read_public_xattrs(source_fd, marks), fd)

@@ -16,20 +16,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import stat
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from snapshotd.errors import NO_ROOM, SandboxFailed
 from snapshotd.kernel import files, mounts, namespaces
 from snapshotd.kernel import syscalls as sc
-from snapshotd.kernel.abilities import BY_USER
 from snapshotd.layers.store import LayerStore, LazyOpener
+from snapshotd.layers.upper import mount_upper
 from snapshotd.types import IdMap, LayerID, Stack
 
 CONVENIENCES = (b"/etc/resolv.conf", b"/etc/hosts", b"/etc/hostname")
@@ -182,23 +182,9 @@ def settle(target: Target) -> None:
 
 @contextlib.contextmanager
 def _overlay(target: Target, store: LayerStore, stack: Stack, upper: LayerID) -> Iterator[int]:
-    with ExitStack() as opened:
-
-        def hold(fd: int) -> int:
-            opened.callback(os.close, fd)
-            return fd
-
-        lowers = [_lower(target, store, layer) for layer in stack.layers]
-        lowers.append(
-            target.lower(f"image {stack.image}", functools.partial(store.open_image, stack.image, target.id_map))
-        )
-        parent = hold(store.open_layer(upper, target.id_map))
-        parts = [
-            hold(os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)) for name in ("upper", "work")
-        ]
-        mount = hold(
-            mounts.overlay(lowers, parts[0], parts[1], store.host.layer_naming, user_marks=store.marks == BY_USER)
-        )
+    lowers = [_lower(target, store, layer) for layer in stack.layers]
+    lowers.append(target.lower(f"image {stack.image}", partial(store.open_image, stack.image, target.id_map)))
+    with mount_upper(store, upper, lowers, target.id_map) as mount:
         target.trim()
         yield mount
 
@@ -219,7 +205,7 @@ def _lower(target: Target, store: LayerStore, layer: LayerID) -> int:
     opener = store.lazy(layer)
     if opener is not None:
         return target.lazy_lower(f"lazy {layer}", opener)
-    return target.lower(layer, functools.partial(store.open_upper, layer, target.id_map))
+    return target.lower(layer, partial(store.open_upper, layer, target.id_map))
 
 
 def layout_of(target: Target) -> mounts.Layout:
@@ -241,14 +227,12 @@ def _clones(points: tuple[tuple[bytes, int], ...], opened: ExitStack) -> list[tu
     directory of the root would be a mount that sealing does not reach, and the sandbox could change a snapshot through
     it afterwards."""
     trees = []
-    root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    opened.callback(os.close, root)
+    root = opened.enter_context(files.closing_fd(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)))
     for point, mount_id in points:
         with files.closing_fd(files.open_beneath(root, point.lstrip(b"/"), os.O_PATH | os.O_NOFOLLOW)) as spot:
             if mounts.mount_id(spot) != mount_id:
                 raise FileNotFoundError(errno.ENOENT, "the mount is no longer there", point)
-            trees.append((point, mounts.clone(spot, recursive=True)))
-        opened.callback(os.close, trees[-1][1])
+            trees.append((point, opened.enter_context(files.closing_fd(mounts.clone(spot, recursive=True)))))
     return trees
 
 

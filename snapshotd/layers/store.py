@@ -275,8 +275,7 @@ class LayerStore:
     def free_bytes(self) -> int:
         """Space that layers can still take, from users other than root. With an image: together with everything else on
         its disk."""
-        st = os.fstatvfs(self._fd)
-        return st.f_bavail * st.f_frsize + (0 if self._ballast is None else self._ballast.reserve_bytes())
+        return files.free_bytes(self._fd) + (0 if self._ballast is None else self._ballast.reserve_bytes())
 
     def drop_work(self, layer: LayerID) -> None:
         """Remove a sealed layer's scratch directory. Not an error when it is gone."""

@@ -60,11 +60,9 @@ class Witness:
         files.sync_dir(self._path.parent)
         with contextlib.ExitStack() as opened:
             # Files of its own: an error is told once for each opened file.
-            fds = [os.open(layers, files.DIR_FLAGS)]
-            opened.callback(os.close, fds[0])
+            fds = [opened.enter_context(files.closing_fd(os.open(layers, files.DIR_FLAGS)))]
             if image is not None:
-                fds.append(os.open(image, os.O_RDONLY | os.O_CLOEXEC))
-                opened.callback(os.close, fds[1])
+                fds.append(opened.enter_context(files.closing_fd(os.open(image, os.O_RDONLY | os.O_CLOEXEC))))
             numbers = [*map(str, fds), *(["-1"] if image is None else []), str(self._fd)]
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", witness_main.__file__, *numbers, str(self._path)],

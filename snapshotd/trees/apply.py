@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 
 from snapshotd.kernel.files import fd_path, remove_tree
@@ -16,7 +17,7 @@ from snapshotd.trees.base import Change, Child, RestoreReport
 from snapshotd.trees.lookup import public_xattrs
 from snapshotd.trees.materialise import DirectoryFrame, Writer
 from snapshotd.trees.target import Owner
-from snapshotd.trees.view import Directory, View, join
+from snapshotd.trees.view import Directory, View, count_common, join
 from snapshotd.types import Kind
 
 _DEFAULT_ACL = "system.posix_acl_default"
@@ -47,13 +48,10 @@ def apply(
     directory meanwhile. Not durable on return. Memory: the changed names that have several links, and one directory per
     level. Time: proportional to the changes; with `whole_groups`, one walk through `view` if a link group changed in part.
     """
-    applying = _Applying(root_fd, view, shift, owner, whole_groups)
-    try:
+    with closing(_Applying(root_fd, view, shift, owner, whole_groups)) as applying:
         for change in changes:
             applying.change(change)
         return applying.finish()
-    finally:
-        applying.close()
 
 
 @dataclass(slots=True)
@@ -172,9 +170,7 @@ class _Applying:
     def _go_to(self, parts: list[bytes]) -> bool:
         """Make the directory `parts` the present one. Directories that are left behind are complete. False if something
         is mounted on the way."""
-        common = 0
-        while common < len(parts) and common + 1 < len(self._way) and self._way[common + 1].name == parts[common]:
-            common += 1
+        common = count_common(parts, (place.name for place in self._way[1:]))
         while len(self._way) > common + 1:
             self._leave(self._way.pop())
         return all(self._enter(name) for name in parts[common:])
@@ -195,9 +191,8 @@ class _Applying:
         if not place.touched:
             place.touched = True
             path = fd_path(self._writer.fd(place.frame))
-            if not os.access(
-                path, os.W_OK | os.X_OK, effective_ids=True
-            ):  # an ordinary user's own, as Go's modules are
+            # An ordinary user's own may be closed to its owner, as Go's modules are.
+            if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
                 os.chmod(path, 0o700)
                 place.made = True
             try:

@@ -23,6 +23,7 @@ import stat
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -31,10 +32,10 @@ from snapshotd.kernel.abilities import TRUSTED, Marks
 from snapshotd.kernel.files import closing_fd
 from snapshotd.repo.base import PlainFile, RepositoryWriter, Tree, TreeEntry
 from snapshotd.trees.archive_data import DataReader, Extents, find_extents, holes_of
-from snapshotd.trees.archive_links import Group, find_groups, open_checked, stat_within
+from snapshotd.trees.archive_links import Group, find_groups, stat_within
 from snapshotd.trees.archive_xattrs import MOST_BYTES, MOST_BYTES_PER_DIRECTORY, Xattrs, list_xattrs, read_xattrs
 from snapshotd.trees.base import Entry
-from snapshotd.trees.lookup import Handles, Node, entry_path, get_xattr
+from snapshotd.trees.lookup import Handles, Node, entry_path, get_xattr, open_checked
 from snapshotd.types import BlobID, Kind, TreeID
 
 _SMALL_FILE_BYTES = 1 << 20
@@ -95,11 +96,8 @@ def apply(
     """
     if not marks and parent is not None:
         raise ValueError("a root without overlay marks lies over nothing, so it has no parent")
-    archiver = _Archiver(writer, layer_fd, parent, salt, progress, marks, names)
-    try:
+    with closing(_Archiver(writer, layer_fd, parent, salt, progress, marks, names)) as archiver:
         tree = archiver.run()
-    finally:
-        archiver.close()
     return Applied(tree, archiver.entries, archiver.bytes, archiver.warnings.sentences())
 
 
@@ -202,11 +200,7 @@ class _Archiver:
         self._stack: list[_Directory] = []
         self._unfinished = _Unfinished()
         self._handles = Handles()
-        try:
-            self._root = self._handles.add_root(layer_fd)
-        except BaseException:
-            self._handles.close()
-            raise
+        self._root = self._handles.add_root(layer_fd)
 
     @property
     def _device(self) -> int:
@@ -257,12 +251,12 @@ class _Archiver:
         count."""
         if parent is None:
             return self._parent, self._parent is not None
-        lower = self._marked_lower(name, fd, xattr_names, parent) if self._marks else None
+        lower = self._find_lower(name, fd, xattr_names, parent) if self._marks else None
         if lower is not None:
             return lower, True
         return _subtree(parent.known.get(name)), False
 
-    def _marked_lower(self, name: bytes, fd: int, xattr_names: list[str] | None, parent: _Directory) -> TreeID | None:
+    def _find_lower(self, name: bytes, fd: int, xattr_names: list[str] | None, parent: _Directory) -> TreeID | None:
         def mark(attribute: str) -> bytes | None:
             return get_xattr(fd, attribute) if xattr_names is None or attribute in xattr_names else None
 

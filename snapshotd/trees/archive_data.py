@@ -43,7 +43,7 @@ def find_extents(
     def gaps() -> Iterator[tuple[int, int, int]]:
         """(length, end of the data before, start of the data after) of each hole between data."""
         nonlocal first, last, zeros
-        for start, end in _joined(_without_zeros(fd, _walk(fd, size), holes, progress)):
+        for start, end in _join_touching(_without_zeros(fd, _walk(fd, size), holes, progress)):
             if first < 0:
                 first = start
             else:
@@ -129,7 +129,7 @@ def _data_in(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
             yield first, last
 
 
-def _joined(pieces: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _join_touching(pieces: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """The same, with pieces that touch as one."""
     begun: tuple[int, int] | None = None
     for start, end in pieces:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, cast
 
-from snapshotd.kernel.files import open_dir
-from snapshotd.trees.lookup import Handles, Node
+from snapshotd.trees.lookup import Handles, Node, open_checked
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -29,17 +29,6 @@ class Group:
     link: int
     names: int
     entry: TreeEntry | None = None
-
-
-def open_checked(dir_fd: int, name: bytes, inode: tuple[int, int]) -> int:
-    """Open the directory `name`, which was (device, inode number) when it was listed. Raises OSError (ENOTDIR, ESTALE:
-    replaced since)."""
-    fd = open_dir(dir_fd, name)
-    now = os.fstat(fd)
-    if (now.st_dev, now.st_ino) != inode:
-        os.close(fd)
-        raise OSError(errno.ESTALE, "a directory was replaced while it was read", os.fsdecode(name))
-    return fd
 
 
 def stat_within(dir_fd: int, name: bytes, device: int) -> os.stat_result:
@@ -60,10 +49,8 @@ def find_groups(layer_fd: int, salt: bytes) -> dict[int, Group]:
     with more than one name anywhere.
     """
     walk = _Walk(layer_fd, salt)
-    try:
+    with closing(walk.handles):
         walk.run()
-    finally:
-        walk.handles.close()
     return walk.groups()
 
 
@@ -89,7 +76,7 @@ class _Walk:
             st = stat_within(fd, name, device)
             if stat.S_ISDIR(st.st_mode):
                 below = self.handles.adopt(node, name, open_checked(fd, name, (st.st_dev, st.st_ino)))
-                stack.append((below, _extended(path_hash, name + b"/"), self._listing(below)))
+                stack.append((below, _extend(path_hash, name + b"/"), self._listing(below)))
             elif st.st_nlink > 1:
                 self._add(st.st_ino, path_hash, name)
 
@@ -100,7 +87,7 @@ class _Walk:
         if inode in self._first:
             self._names[inode] = self._names.get(inode, 1) + 1
         else:
-            self._first[inode] = int.from_bytes(_extended(path_hash, name).digest())
+            self._first[inode] = int.from_bytes(_extend(path_hash, name).digest())
 
     def groups(self) -> dict[int, Group]:
         used = {0}  # 0 says that an entry has no other names
@@ -114,7 +101,7 @@ class _Walk:
         return result
 
 
-def _extended(path_hash: _Hash, more: bytes) -> _Hash:
+def _extend(path_hash: _Hash, more: bytes) -> _Hash:
     result = path_hash.copy()
     result.update(more)
     return result

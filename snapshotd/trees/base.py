@@ -36,7 +36,7 @@ import stat
 import threading
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from snapshotd.types import Kind
 
@@ -116,6 +116,26 @@ class Change:
     kind: ChangeKind
     before: Entry | None
     after: Entry | None
+
+
+class PathPart(Protocol):
+    """A directory known by its name in its parent; the root has none."""
+
+    @property
+    def parent(self) -> PathPart | None: ...
+    @property
+    def name(self) -> bytes: ...
+
+
+def printable_path(directory: PathPart, name: bytes = b"") -> str:
+    """The path of an entry of a directory (b"": of the directory itself) for people: always printable, and of limited
+    length."""
+    names, at = ([name] if name else []), directory
+    while at.parent is not None:
+        names.append(at.name)
+        at = at.parent
+    text = ascii(os.fsdecode(b"/".join(reversed(names)) or b"."))
+    return text if len(text) <= 300 else text[:150] + "..." + text[-147:]
 
 
 class Warnings:

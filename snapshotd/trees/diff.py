@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from snapshotd.kernel import turns
 from snapshotd.kernel.files import closing_fd
 from snapshotd.trees.base import Change, ChangeKind, Child, Entry
-from snapshotd.trees.view import Directory, View, join
+from snapshotd.trees.view import Directory, View, join, pair_by_name
 from snapshotd.types import FileChanges, Kind
 
 _BLOCK_BYTES = 1 << 20
@@ -124,18 +124,8 @@ def _enter(view: View, directory: Directory | None, child: Child | None) -> Dire
 def _pairs(a: View, b: View, dir_a: Directory | None, dir_b: Directory | None, prefix: bytes) -> Iterator[_Pair]:
     """The names of two directories side by side, sorted; without names that are known to be the same."""
     names = a.unlike(dir_a, b, dir_b) if dir_a is not None and dir_b is not None else None
-    left, right = _children(a, dir_a, names), _children(b, dir_b, names)
-    i = j = 0
-    while i < len(left) or j < len(right):
-        if j == len(right) or (i < len(left) and left[i].name < right[j].name):
-            yield _Pair(join(prefix, left[i].name), left[i], None)
-            i += 1
-        elif i == len(left) or right[j].name < left[i].name:
-            yield _Pair(join(prefix, right[j].name), None, right[j])
-            j += 1
-        else:
-            yield _Pair(join(prefix, left[i].name), left[i], right[j])
-            i, j = i + 1, j + 1
+    for name, left, right in pair_by_name(_children(a, dir_a, names), _children(b, dir_b, names)):
+        yield _Pair(join(prefix, name), left, right)
 
 
 def _children(view: View, directory: Directory | None, names: Collection[bytes] | None) -> tuple[Child, ...]:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from snapshotd.repo.base import Repository, TreeEntry
 from snapshotd.trees.base import Child, Entry
 from snapshotd.trees.stored_view import StoredDirectory, StoredView, entry_named
-from snapshotd.trees.view import PathCache, View, split
+from snapshotd.trees.view import PathCache, View, pair_by_name, split
 from snapshotd.types import Kind, TreeID
 
 
@@ -75,10 +75,6 @@ class DifferenceView(View):
         self._groups_known = not whole_groups
         self._paths = PathCache(self._root, self.enter)
 
-    def close(self) -> None:
-        self._upper.close()
-        self._lower.close()
-
     # -- by handle -----------------------------------------------------------------------------------------------------
 
     def directory(self, path: bytes = b"") -> DifferenceDirectory:
@@ -88,7 +84,7 @@ class DifferenceView(View):
 
     def children(self, directory: DifferenceDirectory) -> tuple[Child, ...]:
         self._know_groups()
-        return tuple([self._upper.shown(directory.stored, entry) for entry in self._entries(directory)])
+        return tuple([self._upper.child_of(directory.stored, entry) for entry in self._entries(directory)])
 
     def find(self, directory: DifferenceDirectory, name: bytes) -> Child:
         self._know_groups()
@@ -97,7 +93,7 @@ class DifferenceView(View):
         entry = _difference(entry, other, _is_linked(directory, name))
         if entry is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(name))
-        return self._upper.shown(directory.stored, entry)
+        return self._upper.child_of(directory.stored, entry)
 
     def enter(self, directory: DifferenceDirectory, name: bytes) -> DifferenceDirectory:
         entry: TreeEntry = self.find(directory, name).source[1]
@@ -139,33 +135,32 @@ class DifferenceView(View):
 
     def _entries(self, directory: DifferenceDirectory) -> Iterator[TreeEntry]:
         """The entries that the directory shows, in order."""
-        for entry, other in self._pairs(directory):
-            name = entry.name if entry is not None else other.name if other is not None else b""
+        for name, entry, other in self._pairs(directory):
             shown = _difference(entry, other, _is_linked(directory, name))
             if shown is not None:
                 yield shown
 
-    def _pairs(self, directory: DifferenceDirectory) -> Iterator[tuple[TreeEntry | None, TreeEntry | None]]:
+    def _pairs(self, directory: DifferenceDirectory) -> Iterator[tuple[bytes, TreeEntry | None, TreeEntry | None]]:
         """The entries of both sides by name."""
         entries = self._upper.load(directory.stored).entries
         others = () if directory.below is None else self._lower.load(directory.below).entries
-        return _merged(entries, others)
+        return pair_by_name(entries, others)
 
     def _know_groups(self) -> None:
         if not self._groups_known:
             self._groups_known = True
-            torn = self._torn_groups()
+            torn = self._find_torn_groups()
             if torn:
                 self._root.linked = self._find_names(torn)
 
-    def _torn_groups(self) -> set[int]:
+    def _find_torn_groups(self) -> set[int]:
         """The link groups that are shown in part."""
         shown: Counter[int] = Counter()
         names: dict[int, int] = {}
         todo = [self._root]
         while todo:
             directory = todo.pop()
-            for entry, other in self._pairs(directory):
+            for _, entry, other in self._pairs(directory):
                 if entry is None or _difference(entry, other, linked=False) is None:
                     continue
                 if entry.tree is not None:
@@ -183,7 +178,7 @@ class DifferenceView(View):
         stack = [(root, self._root, self._pairs(self._root))]
         while stack:
             names, directory, pairs = stack[-1]
-            entry, other = next(pairs, (None, None))
+            _, entry, other = next(pairs, (b"", None, None))
             if entry is None and other is None:
                 stack.pop()
                 if stack and not names.files and not names.deeper:
@@ -228,20 +223,3 @@ def _enter(
 
 def _key(directory: DifferenceDirectory) -> tuple[TreeID, TreeID | None]:
     return directory.stored.tree, None if directory.below is None else directory.below.tree
-
-
-def _merged(
-    entries: tuple[TreeEntry, ...], others: tuple[TreeEntry, ...]
-) -> Iterator[tuple[TreeEntry | None, TreeEntry | None]]:
-    """Two sorted listings side by side."""
-    i = j = 0
-    while i < len(entries) or j < len(others):
-        if j == len(others) or (i < len(entries) and entries[i].name < others[j].name):
-            yield entries[i], None
-            i += 1
-        elif i == len(entries) or others[j].name < entries[i].name:
-            yield None, others[j]
-            j += 1
-        else:
-            yield entries[i], others[j]
-            i, j = i + 1, j + 1

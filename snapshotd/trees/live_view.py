@@ -36,20 +36,15 @@ class LiveView(View):
 
     live = True
 
-    def __init__(self, root_fd: int, id_map: IdMap | None = None, closed: Callable[[], object] | None = None) -> None:
+    def __init__(self, root_fd: int, id_map: IdMap | None = None, closed: Callable[[], object] = lambda: None) -> None:
         """`id_map`: of the container, whose ids the files have from outside. `closed` is called once, at the first
         `close`."""
         self._id_map = id_map
         self._handles = Handles()
         self._root = self._handles.add_root(root_fd)
         self._paths = PathCache(self._root, self.enter)
-        self._closed = closed
-
-    def close(self) -> None:
-        self._handles.close()
-        closed, self._closed = self._closed, None
-        if closed is not None:
-            closed()
+        self._closing.callback(closed)
+        self._closing.callback(self._handles.close)
 
     def directory(self, path: bytes = b"") -> Directory:
         found: Node = self._paths.resolve(split(path))

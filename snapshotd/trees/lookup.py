@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from snapshotd.kernel import turns
 from snapshotd.kernel.abilities import TRUSTED, Marks
-from snapshotd.kernel.files import DIR_FLAGS, SHADOWS, open_dir
+from snapshotd.kernel.files import DIR_FLAGS, SHADOWS, identity_of, open_dir
 from snapshotd.trees.base import Child, Entry
 from snapshotd.types import Kind
 
@@ -72,15 +72,13 @@ class Handles:
         """Take a tree by its root directory. The descriptor is opened anew, so its offset is not shared; the caller
         keeps its own."""
         fd = os.open(b".", DIR_FLAGS, dir_fd=dir_fd)
-        st = os.fstat(fd)
-        node = Node(None, b"", layer, (st.st_dev, st.st_ino))
+        node = Node(None, b"", layer, identity_of(os.fstat(fd)))
         self._roots[node] = fd
         return node
 
     def adopt(self, parent: Node, name: bytes, fd: int) -> Node:
         """Take over `fd`, the directory `name` of `parent`."""
-        st = os.fstat(fd)
-        node = Node(parent, name, parent.layer, (st.st_dev, st.st_ino))
+        node = Node(parent, name, parent.layer, identity_of(os.fstat(fd)))
         self._keep(node, fd)
         return node
 
@@ -89,7 +87,7 @@ class Handles:
         changed)."""
         missing: list[Node] = []
         at = node
-        while (fd := self._known(at)) is None:
+        while (fd := self._find_open(at)) is None:
             missing.append(at)
             assert at.parent is not None, "a root is always open"
             at = at.parent
@@ -110,7 +108,8 @@ class Handles:
             while fds:
                 os.close(fds.popitem()[1])
 
-    def _known(self, node: Node) -> int | None:
+    def _find_open(self, node: Node) -> int | None:
+        """The descriptor of a node that is open, or whose last child is."""
         fd = self._roots.get(node)
         if fd is not None:
             return fd
@@ -122,7 +121,7 @@ class Handles:
         below = None if child is None else self._open.get(child)
         if below is None:
             return None
-        fd = _open_again(node, below, b"..")
+        fd = open_checked(below, b"..", node.inode, node.name)
         self._keep(node, fd)
         return fd
 
@@ -132,7 +131,7 @@ class Handles:
         passing = -1
         try:
             for left in range(len(missing) - 1, -1, -1):
-                fd = _open_again(missing[left], fd, missing[left].name)
+                fd = open_checked(fd, missing[left].name, missing[left].inode)
                 if passing >= 0:
                     os.close(passing)
                 passing = fd if left >= _KEPT_ON_THE_WAY else -1
@@ -152,12 +151,14 @@ class Handles:
             os.close(self._open.popitem(last=False)[1])
 
 
-def _open_again(node: Node, from_fd: int, name: bytes) -> int:
-    fd = open_dir(from_fd, name)
-    st = os.fstat(fd)
-    if (st.st_dev, st.st_ino) != node.inode:
+def open_checked(dir_fd: int, name: bytes, inode: tuple[int, int], known_as: bytes | None = None) -> int:
+    """Open the directory `name`, which was (device, inode number) when it was listed. `known_as`: its name for people.
+    Raises OSError (ENOTDIR, ESTALE: replaced since)."""
+    fd = open_dir(dir_fd, name)
+    if identity_of(os.fstat(fd)) != inode:
         os.close(fd)
-        raise OSError(errno.ESTALE, "a directory was replaced while it was read", os.fsdecode(node.name))
+        shown = os.fsdecode(name if known_as is None else known_as)
+        raise OSError(errno.ESTALE, "a directory was replaced while it was read", shown)
     return fd
 
 
@@ -374,3 +375,17 @@ def make_whiteout(dir_fd: int, name: bytes, marks: Marks = TRUSTED) -> None:
 def public_xattrs(names: Iterable[str], marks: Marks = TRUSTED) -> list[str]:
     """The names that belong to the tree rather than to overlayfs or to the file system below."""
     return [name for name in names if not os.fsencode(name).startswith(marks.prefix) and name not in SHADOWS]
+
+
+def read_public_xattrs(target: int | str | bytes, marks: Marks, *, follow: bool = True) -> dict[bytes, bytes]:
+    """The extended attributes of a descriptor or path that belong to the tree (`public_xattrs`); none where the file
+    system has none. OSError (E2BIG: more than the kernel lists)."""
+    try:
+        names = os.listxattr(target, follow_symlinks=follow)
+    except OSError as exc:
+        if exc.errno in _NO_XATTR:
+            return {}
+        raise
+    return {
+        os.fsencode(name): os.getxattr(target, name, follow_symlinks=follow) for name in public_xattrs(names, marks)
+    }

@@ -18,14 +18,15 @@ import stat
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 
 from snapshotd.kernel import turns
 from snapshotd.kernel.abilities import TRUSTED, Marks
-from snapshotd.kernel.files import closing_fd, fd_path, is_empty_dir, open_dir, write_all
+from snapshotd.kernel.files import closing_fd, drop_xattrs, fd_path, identity_of, is_empty_dir, open_dir, write_all
 from snapshotd.trees.base import Child, RestoreReport
 from snapshotd.trees.lookup import Handles, Node, entry_path, make_whiteout
-from snapshotd.trees.target import Owner, WrittenTree
+from snapshotd.trees.target import ACL_NAMES, Owner, WrittenTree
 from snapshotd.trees.view import Directory, View
 from snapshotd.types import Kind
 
@@ -64,12 +65,10 @@ def materialise(
     """
     if not is_empty_dir(target_fd):
         raise ValueError("the target directory is not empty")
-    _without_acls(target_fd)
-    writer = Writer(view, whiteouts=whiteouts, marks=marks, owner=owner)
-    try:
+    # The target's own access list is not the snapshot's, and every new entry would inherit the default one.
+    drop_xattrs(target_fd, ACL_NAMES)
+    with closing(Writer(view, whiteouts=whiteouts, marks=marks, owner=owner)) as writer:
         return writer.write(path, target_fd)
-    finally:
-        writer.close()
 
 
 class _Batch:
@@ -137,15 +136,12 @@ class Writer:
                 stack.pop()
                 self._end(frame)
             elif child.entry.kind is Kind.DIRECTORY:
-                if self._target.attempt(frame.target, child.name, partial(self._make_dir, frame, child)):
-                    self._directories += 1
+                if self.make_directory(frame, child):
                     stack.append(self._open_dir(frame, child))
             elif self._pool is not None and child.entry.kind is Kind.FILE and child.entry.nlink == 1:
                 self._add_to_batch(frame, child)
             else:
-                self._files += bool(
-                    self._target.attempt(frame.target, child.name, partial(self._write_node, frame, child))
-                )
+                self.write_entry(frame, child)
         self._settle()
         return self.report()
 
@@ -153,7 +149,7 @@ class Writer:
         """The report of everything written so far."""
         return RestoreReport(self._files, self._directories, self._bytes, self._target.warnings.all())
 
-    # -- one by one, for who walks by himself (apply.py), without threads ----------------------------------------------
+    # -- one by one, for a caller that walks the tree itself (apply.py), without threads -------------------------------
 
     def root(self, source: Directory, target_fd: int) -> DirectoryFrame:
         """The target's root, where the directory `source` of the view is written."""
@@ -185,8 +181,9 @@ class Writer:
         return made
 
     def finish_directory(self, frame: DirectoryFrame) -> None:
-        """Metadata of a directory in which everything is written."""
-        self._finish_dir(frame)
+        """Write the metadata of a directory in which everything else is written."""
+        xattrs = self._target.read_xattrs(frame.target, b"", lambda: self._view.directory_xattrs(frame.source))
+        self._target.apply(frame.target, b"", self._out.fd(frame.target), self._view.entry_of(frame.source), xattrs)
 
     def is_linked(self, frame: DirectoryFrame, child: Child) -> bool:
         """True if the name in the target is a link to the written name of its group."""
@@ -198,7 +195,7 @@ class Writer:
             other = os.stat(child.name, dir_fd=self._out.fd(frame.target), follow_symlinks=False)
         except FileNotFoundError:
             return False
-        return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+        return identity_of(one) == identity_of(other)
 
     # -- directories ---------------------------------------------------------------------------------------------------
 
@@ -214,16 +211,12 @@ class Writer:
     def _end(self, frame: DirectoryFrame) -> None:
         """All entries are written, or on their way. Metadata come last: writing into the directory changes its time."""
         if self._pool is None:
-            self._finish_dir(frame)
+            self.finish_directory(frame)
             return
         self._send_batch(frame)
         self._ends.append(frame)
         if len(self._ends) >= _OPEN_ENDS:
             self._settle()
-
-    def _finish_dir(self, frame: DirectoryFrame) -> None:
-        xattrs = self._target.read_xattrs(frame.target, b"", lambda: self._view.directory_xattrs(frame.source))
-        self._target.apply(frame.target, b"", self._out.fd(frame.target), self._view.entry_of(frame.source), xattrs)
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
@@ -272,7 +265,7 @@ class Writer:
         while self._waiting:
             self._take_result()
         for frame in self._ends:
-            self._finish_dir(frame)
+            self.finish_directory(frame)
         self._ends.clear()
 
     # -- entries -------------------------------------------------------------------------------------------------------
@@ -302,17 +295,16 @@ class Writer:
         first = self._links.get(child.entry.inode)
         if first is None:
             return False
-        source_fd = os.dup(self._out.fd(first[0]))
-        try:
-            target_fd = self._out.fd(frame.target)
-            os.link(first[1], child.name, src_dir_fd=source_fd, dst_dir_fd=target_fd, follow_symlinks=False)
-        except OSError as exc:
-            if exc.errno not in (errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP):
-                raise
-            self._target.warn(frame.target, child.name, f"became a copy of its own, not a hard link ({exc.strerror})")
-            return False
-        finally:
-            os.close(source_fd)
+        with closing_fd(os.dup(self._out.fd(first[0]))) as source_fd:
+            try:
+                target_fd = self._out.fd(frame.target)
+                os.link(first[1], child.name, src_dir_fd=source_fd, dst_dir_fd=target_fd, follow_symlinks=False)
+            except OSError as exc:
+                if exc.errno not in (errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP):
+                    raise
+                why = f"became a copy of its own, not a hard link ({exc.strerror})"
+                self._target.warn(frame.target, child.name, why)
+                return False
         return True
 
     def _write_file(self, target: Node, child: Child, dir_fd: int, data: bytes | memoryview | None = None) -> int:
@@ -348,14 +340,3 @@ class Writer:
         xattrs = self._xattrs(target, child)
         with closing_fd(os.open(child.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
             self._target.apply(target, child.name, fd_path(fd), entry, xattrs)
-
-
-def _without_acls(dir_fd: int) -> None:
-    """The target's own access list is not the snapshot's, and every new entry in the target would inherit the default
-    one."""
-    for name in ("system.posix_acl_default", "system.posix_acl_access"):
-        try:
-            os.removexattr(dir_fd, name)
-        except OSError as exc:
-            if exc.errno not in (errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS):
-                raise

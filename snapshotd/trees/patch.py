@@ -63,12 +63,6 @@ def write_patch(a: View, b: View, root: bytes, write: Write, bound: PatchBound |
     size of the changed files.
     """
     out = Gather(write)
-    outside = _write_changes(a, b, root, out, bound)
-    out.flush()
-    return outside
-
-
-def _write_changes(a: View, b: View, root: bytes, out: Gather, bound: PatchBound | None) -> int:
     write = out.write
     top = b"/".join(part for part in root.split(b"/") if part)
     prefix = top + b"/" if top else b""
@@ -93,6 +87,7 @@ def _write_changes(a: View, b: View, root: bytes, out: Gather, bound: PatchBound
                 _write_change(_relative(change.path, prefix), before, after, write)
     if waiting is not None:
         _write_change(_relative(waiting[0], prefix), None, waiting[1], write)
+    out.flush()
     return outside
 
 
@@ -189,7 +184,7 @@ def _write_change(path: bytes, before: _Blob | None, after: _Blob | None, write:
     same_mode = before is not None and after is not None and before.mode == after.mode
     if same_mode and old.sha1 == new.sha1:
         return  # only properties that a patch cannot express have changed
-    name_a, name_b = _quoted(b"a/" + path), _quoted(b"b/" + path)
+    name_a, name_b = _quote(b"a/" + path), _quote(b"b/" + path)
     write(b"diff --git " + name_a + b" " + name_b + b"\n")
     if before is None:
         write(b"new file mode " + (after.mode if after else b"") + b"\n")
@@ -302,7 +297,7 @@ def _row(data: bytes) -> bytes:
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
-def _quoted(name: bytes) -> bytes:
+def _quote(name: bytes) -> bytes:
     """A name as git's C-style string if it needs one. One with a space is quoted, too: GNU patch ends an unquoted name
     there."""
     if all(0x20 < byte < 0x7F and byte not in (34, 92) for byte in name):

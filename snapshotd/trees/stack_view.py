@@ -15,7 +15,7 @@ from snapshotd.errors import DataLoss
 from snapshotd.kernel.abilities import TRUSTED, Marks
 from snapshotd.kernel.files import closing_fd, copy_data, fd_path
 from snapshotd.trees.base import Child, Entry
-from snapshotd.trees.lookup import Directory, Lookup, entry_path, public_xattrs
+from snapshotd.trees.lookup import Directory, Lookup, entry_path, read_public_xattrs
 from snapshotd.trees.view import PathCache, View, split
 from snapshotd.types import Kind
 
@@ -30,21 +30,16 @@ class StackView(View):
     """
 
     def __init__(
-        self, layer_fds: Sequence[int], closed: Callable[[], object] | None = None, marks: Marks = TRUSTED
+        self, layer_fds: Sequence[int], closed: Callable[[], object] = lambda: None, marks: Marks = TRUSTED
     ) -> None:
         """`closed` is called once, at the first `close`. `marks`: those of the layers."""
         self._marks = marks
         self._lookup = Lookup(layer_fds, complete=True, marks=marks)
-        self._closed = closed
+        self._closing.callback(closed)
+        self._closing.callback(self._lookup.handles.close)
         self._paths = PathCache(self._lookup.root, self.enter)
         roots = tuple(node.inode for node in self._lookup.roots)
         self._stacks = [roots[i:] for i in range(len(roots))]
-
-    def close(self) -> None:
-        self._lookup.handles.close()
-        closed, self._closed = self._closed, None
-        if closed is not None:
-            closed()
 
     # -- by handle, for walks that must not resolve paths again and again ----------------------------------------------
 
@@ -118,23 +113,7 @@ class StackView(View):
 
     def xattrs_of(self, child: Child) -> dict[bytes, bytes]:
         path = entry_path(self._lookup.handles.fd(child.source), child.name)
-        try:
-            names = os.listxattr(path, follow_symlinks=False)
-        except OSError as exc:
-            if exc.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
-                return {}
-            raise
-        return {
-            os.fsencode(name): os.getxattr(path, name, follow_symlinks=False)
-            for name in public_xattrs(names, self._marks)
-        }
+        return read_public_xattrs(path, self._marks, follow=False)
 
     def directory_xattrs(self, directory: Directory) -> dict[bytes, bytes]:
-        path = fd_path(self._lookup.handles.fd(directory.sources[0]))
-        try:
-            names = os.listxattr(path)
-        except OSError as exc:
-            if exc.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
-                return {}
-            raise
-        return {os.fsencode(name): os.getxattr(path, name) for name in public_xattrs(names, self._marks)}
+        return read_public_xattrs(fd_path(self._lookup.handles.fd(directory.sources[0])), self._marks)

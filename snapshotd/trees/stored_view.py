@@ -22,7 +22,7 @@ from snapshotd.errors import DataLoss, NotFound
 from snapshotd.kernel.abilities import TRUSTED
 from snapshotd.kernel.files import write_all
 from snapshotd.repo.base import Repository, Tree, TreeEntry
-from snapshotd.trees.base import Child, Entry
+from snapshotd.trees.base import Child, Entry, printable_path
 from snapshotd.trees.view import PathCache, View, split
 from snapshotd.types import BlobID, Kind, TreeID
 
@@ -65,10 +65,10 @@ class StoredView(View):
         tree: TreeID,
         scratch: str | None = None,
         *,
-        closed: Callable[[], object] | None = None,
+        closed: Callable[[], object] = lambda: None,
     ) -> None:
         """`closed` is called once, at the first `close`."""
-        self._closed = closed
+        self._closing.callback(closed)
         self._repository, self._scratch = repository, scratch
         self._root = StoredDirectory(None, b"", tree)
         repository.load_tree(tree)
@@ -80,11 +80,6 @@ class StoredView(View):
         """The tree that is shown."""
         return self._root.tree
 
-    def close(self) -> None:
-        closed, self._closed = self._closed, None
-        if closed is not None:
-            closed()
-
     # -- by handle -----------------------------------------------------------------------------------------------------
 
     def directory(self, path: bytes = b"") -> StoredDirectory:
@@ -92,18 +87,16 @@ class StoredView(View):
         return found
 
     def children(self, directory: StoredDirectory) -> tuple[Child, ...]:
-        return tuple([self.shown(directory, entry) for entry in self.load(directory).entries])
+        return tuple([self.child_of(directory, entry) for entry in self.load(directory).entries])
 
     def find(self, directory: StoredDirectory, name: bytes) -> Child:
         entry = entry_named(self.load(directory), name)
         if entry is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(name))
-        return self.shown(directory, entry)
+        return self.child_of(directory, entry)
 
     def enter(self, directory: StoredDirectory, name: bytes) -> StoredDirectory:
-        entry = entry_named(self.load(directory), name)
-        if entry is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(name))
+        entry: TreeEntry = self.find(directory, name).source[1]
         if entry.tree is None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fsdecode(name))
         return StoredDirectory(directory, name, entry.tree)
@@ -116,9 +109,8 @@ class StoredView(View):
 
     def content_of(self, child: Child) -> object | None:
         entry: TreeEntry = child.source[1]
-        return (
-            entry.content if entry.kind is Kind.FILE and entry.extents is None else None
-        )  # zeros may be data or a hole
+        # With extents it would say too little: zeros may be data or a hole.
+        return entry.content if entry.kind is Kind.FILE and entry.extents is None else None
 
     def open_child(self, child: Child) -> int:
         self._check_regular(child)
@@ -211,8 +203,8 @@ class StoredView(View):
         except (DataLoss, NotFound) as exc:
             raise DataLoss(f"directory {self._where(directory)}: {exc.message}") from exc
 
-    def shown(self, directory: StoredDirectory, entry: TreeEntry) -> Child:
-        """An entry of a directory the way listings show it."""
+    def child_of(self, directory: StoredDirectory, entry: TreeEntry) -> Child:
+        """An entry of a directory as listings show it. DataLoss: its name is impossible."""
         if b"/" in entry.name or entry.name in _NO_NAMES:
             raise DataLoss(
                 f"directory {self._where(directory)}: it holds the impossible name {os.fsdecode(entry.name)!a}"
@@ -273,18 +265,18 @@ class StoredView(View):
         os.ftruncate(target_fd, entry.size)
 
     def _pieces(self, child: Child, content: BlobID) -> Iterator[bytes]:
-        with self._named(child):
+        with self._naming(child):
             yield from self._repository.load(content)
 
     def _read(self, child: Child, offset: int, length: int) -> bytes:
-        with self._named(child):
+        with self._naming(child):
             data = self._repository.read(child.source[1].content, offset, length)
         if len(data) != length:
             raise self._damage(child, "its content is shorter than recorded")
         return data
 
     @contextmanager
-    def _named(self, child: Child) -> Iterator[None]:
+    def _naming(self, child: Child) -> Iterator[None]:
         try:
             yield
         except (DataLoss, NotFound) as exc:
@@ -295,12 +287,7 @@ class StoredView(View):
 
     def _where(self, directory: StoredDirectory, *names: bytes) -> str:
         """A path for people, and its owner."""
-        found, at = list(names), directory
-        while at.parent is not None:
-            found.append(at.name)
-            at = at.parent
-        text = ascii(os.fsdecode(b"/".join(reversed(found)) or b"."))
-        return f"{text if len(text) <= 300 else text[:150] + '...' + text[-147:]} of tree {self._root.tree}"
+        return f"{printable_path(directory, *names)} of tree {self._root.tree}"
 
 
 _NO_NAMES = (b"", b".", b"..")

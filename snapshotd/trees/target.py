@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from snapshotd.errors import NO_ROOM, OutOfSpace
 from snapshotd.kernel.abilities import Marks
-from snapshotd.trees.base import Entry, Warnings
+from snapshotd.trees.base import Entry, Warnings, printable_path
 from snapshotd.trees.lookup import Node
 from snapshotd.types import Kind
 
@@ -89,7 +89,7 @@ class WrittenTree:
         for key, value in xattrs.items():
             shown = f"extended attribute {os.fsdecode(key)!r}"
             if self._shift and key in ACL_NAMES:
-                value = shifted_acl(value, self._shift)
+                value = shift_acl(value, self._shift)
             self._try(directory, name, shown, partial(os.setxattr, what, key, value, follow_symlinks=follow), *NO_ROOM)
         if follow and first != entry.mode:
             self._try(directory, name, "mode", lambda: os.chmod(what, entry.mode))
@@ -121,7 +121,7 @@ class WrittenTree:
             return action()
         except OSError as exc:
             if exc.errno in NO_ROOM:
-                path = _shown(directory, name)
+                path = printable_path(directory, name)
                 raise OutOfSpace(
                     f"cannot restore {path}: the target's disk is full; free space or choose another target"
                 ) from exc
@@ -132,22 +132,22 @@ class WrittenTree:
 
     def warn(self, directory: Node, name: bytes, what: str) -> None:
         """Note something about an entry that could not be written."""
-        self.warnings.add(f"{_shown(directory, name)} {what}.")
+        self.warnings.add(f"{printable_path(directory, name)} {what}.")
 
 
-def shifted_id(value: int, shift: int) -> int:
+def shift_id(value: int, shift: int) -> int:
     """An owner id (0 to 2^32-2) as a host id."""
     moved = value + shift
     return moved if moved < 0xFFFFFFFF else UNMAPPED_ID
 
 
-def shifted_acl(value: bytes, shift: int) -> bytes:
+def shift_acl(value: bytes, shift: int) -> bytes:
     """An access list with its users and groups `shift` higher. A malformed one stays as it is: the kernel refuses it."""
     if len(value) < 4 or (len(value) - 4) % _ACL_ENTRY.size or _ACL_HEADER.unpack_from(value)[0] != _ACL_VERSION:
         return value
     out = [value[:4]]
     for tag, perm, owner in _ACL_ENTRY.iter_unpack(value[4:]):
-        out.append(_ACL_ENTRY.pack(tag, perm, shifted_id(owner, shift) if tag in (_ACL_USER, _ACL_GROUP) else owner))
+        out.append(_ACL_ENTRY.pack(tag, perm, shift_id(owner, shift) if tag in (_ACL_USER, _ACL_GROUP) else owner))
     return b"".join(out)
 
 
@@ -160,13 +160,3 @@ def _is_as_made(what: int | str | bytes, entry: Entry, owner: tuple[int, int], f
     st = os.stat(what, follow_symlinks=follow)
     right = (st.st_uid, st.st_gid) == owner and st.st_mtime_ns == entry.mtime_ns
     return right and (not follow or stat.S_IMODE(st.st_mode) == entry.mode)
-
-
-def _shown(directory: Node, name: bytes) -> str:
-    """A path below the target for people: always printable, and of limited length."""
-    names, at = ([name] if name else []), directory
-    while at.parent is not None:
-        names.append(at.name)
-        at = at.parent
-    text = ascii(os.fsdecode(b"/".join(reversed(names)) or b"."))
-    return text if len(text) <= 300 else text[:150] + "..." + text[-147:]

@@ -173,9 +173,9 @@ class MergePlan(Generic[P]):
         if any(part.lower().startswith(KEPT_NAMES) for part in parts):
             self._staged += 1
             return
-        if any(_is_below(path, conflict.path) for conflict in self.conflicts[-1:]):
+        if any(path.startswith(conflict.path + b"/") for conflict in self.conflicts[-1:]):
             return  # the directory it lies in is none here, which is said already
-        before, after = self._brought(path, before, after)
+        before, after = self._leave_out(path, before, after)
         if before is None and after is None:
             return
         try:
@@ -183,10 +183,10 @@ class MergePlan(Generic[P]):
         except Unmergeable as exc:
             self.conflicts.append(TreeConflict(path, str(exc)))
 
-    def _brought(
+    def _leave_out(
         self, path: bytes, before: Version | None, after: Version | None
     ) -> tuple[Version | None, Version | None]:
-        """Both sides of a change, without what is never brought."""
+        """Both sides of a change, each None where it is never brought; of the snapshot's side a warning says so."""
         if after is not None:
             refused = None
             if after.kind not in ("file", "directory", "symlink"):
@@ -198,7 +198,7 @@ class MergePlan(Generic[P]):
             ):
                 refused = "a link that leads out of the folder is not brought"
             if refused is not None:
-                self.warnings.append(f"{_shown(path)}: {refused}")
+                self.warnings.append(f"{os.fsdecode(path)}: {refused}")
                 return None, None
         if before is not None and before.kind not in ("file", "directory", "symlink"):
             before = None  # it was never brought either
@@ -210,7 +210,9 @@ class MergePlan(Generic[P]):
         except InTheWay as exc:
             if goes or exc.path in self._directories:  # it has gone with its directory, or this becomes one
                 return None
-            raise Unmergeable(f"{_shown(exc.path)} is a {exc.kind} here, and nothing is written through it") from None
+            raise Unmergeable(
+                f"{os.fsdecode(exc.path)} is a {exc.kind} here, and nothing is written through it"
+            ) from None
 
     def _three_way(self, path: bytes, before: Version | None, after: Version | None, host: P | None) -> None:
         if after is None:
@@ -222,7 +224,7 @@ class MergePlan(Generic[P]):
                 return  # only what is not brought has changed, of something that is gone here
             if before is not None:
                 raise Unmergeable("changed in the snapshot, deleted here")
-            self._put(path, after, None, self._masked(after))
+            self._put(path, after, None, self._mode_here(after))
         elif host.kind == "file" and after.kind == "file" and before is not None and before.kind == "file":
             self._file(path, before, after, host)
         elif self._is_as(path, "snapshot", after, host) and (before is not None or _runs(after, host)):
@@ -232,9 +234,9 @@ class MergePlan(Generic[P]):
         elif before.kind == "directory" and host.kind == "directory":
             self._vanishing.append((path, host, after))
         elif before.kind == host.kind and self._is_as(path, "base", before, host) and _mode_is(before, host):
-            self._put(path, after, host, self._masked(after))
+            self._put(path, after, host, self._mode_here(after))
         else:
-            raise Unmergeable(f"a {after.kind} in the snapshot, and {_a_changed(before, host)} here")
+            raise Unmergeable(f"a {after.kind} in the snapshot, and {_describe_change(before, host)} here")
 
     def _delete(self, path: bytes, before: Version | None, host: P | None) -> None:
         if before is None:
@@ -246,7 +248,7 @@ class MergePlan(Generic[P]):
         elif before.kind == host.kind and self._is_as(path, "base", before, host) and _mode_is(before, host):
             self.items.append(Item("deleted", path, host.kind, host, put=False))
         else:
-            raise Unmergeable(f"deleted in the snapshot, {_a_changed(before, host)} here")
+            raise Unmergeable(f"deleted in the snapshot, {_describe_change(before, host)} here")
 
     def _directory(self, path: bytes, before: Version | None, after: Version, host: P | None) -> None:
         if host is None:
@@ -256,14 +258,14 @@ class MergePlan(Generic[P]):
                 return
             if before is not None:
                 raise Unmergeable("a directory in the snapshot, deleted here")
-            self._make_directory(path, None, self._masked(after))
+            self._make_directory(path, None, self._mode_here(after))
         elif host.kind == "directory":
             if before is None or before.kind != "directory":
                 self.same += 1
             elif _mode(before) != _mode(after):
-                self._mode_only(path, host, self._merged_mode(before, after, host))
+                self._mode_only(path, host, self._merge_mode(before, after, host))
         elif before is not None and before.kind == host.kind and self._is_as(path, "base", before, host):
-            self._make_directory(path, host, self._masked(after))
+            self._make_directory(path, host, self._mode_here(after))
         else:
             raise Unmergeable(f"a directory in the snapshot, a {host.kind} here")
 
@@ -283,25 +285,25 @@ class MergePlan(Generic[P]):
         """A file on all three sides: content and permissions."""
         if not self._differ_in_content(path, before, after):
             if _mode(before) != _mode(after):
-                self._mode_only(path, host, self._merged_mode(before, after, host))
+                self._mode_only(path, host, self._merge_mode(before, after, host))
             return
-        permissions = self._merged_mode(before, after, host)
+        permissions = self._merge_mode(before, after, host)
         if self._is_as(path, "base", before, host):
             self._put(path, after, host, permissions)
         elif self._is_as(path, "snapshot", after, host):
             self._mode_only(path, host, permissions)
         else:
-            merged, ours = self._merged_text(path, before, after, host)
+            merged, ours = self._merge_text(path, before, after, host)
             if merged != ours:
                 self._put(path, after, host, permissions, merged)
             else:
                 self._mode_only(path, host, permissions)
 
-    def _merged_text(self, path: bytes, before: Version, after: Version, host: P) -> tuple[bytes, bytes]:
-        """The merged content, and the folder's."""
+    def _merge_text(self, path: bytes, before: Version, after: Version, host: P) -> tuple[bytes, bytes]:
+        """The merged content, and the folder's. Unmergeable: git cannot merge it."""
         if max(before.size, after.size, host.size) > MAX_MERGED_BYTES:
             raise Unmergeable("changed on both sides, and too large to be merged")
-        ours = b"".join(_bounded(self._tree.read(path)))
+        ours = b"".join(_read_bounded(self._tree.read(path)))
         base = b"".join(self._source.content("base", path))
         theirs = b"".join(self._source.content("snapshot", path))
         if any(b"\0" in data for data in (ours, base, theirs)):
@@ -317,7 +319,7 @@ class MergePlan(Generic[P]):
     def _put(self, path: bytes, after: Version, host: P | None, permissions: int, merged: bytes | None = None) -> None:
         target = self._source.target("snapshot", path) if after.kind == "symlink" else b""
         if after.kind == "file" and after.mode & 0o6000 and not self._in_sandbox:
-            self.warnings.append(f"{_shown(path)}: its set-user-id or set-group-id bit is not brought")
+            self.warnings.append(f"{os.fsdecode(path)}: its set-user-id or set-group-id bit is not brought")
         self._parents(path)
         change: Literal["added", "changed"] = "added" if host is None else "changed"
         own_mode = permissions != _mode(after)
@@ -342,12 +344,12 @@ class MergePlan(Generic[P]):
                 if after is None:
                     self.items.append(Item("deleted", path, "directory", host, put=False))
                 else:
-                    self._put(path, after, host, self._masked(after))
+                    self._put(path, after, host, self._mode_here(after))
             elif path in unsure:
                 continue  # a conflict in it is said already
             elif after is None:
                 self.warnings.append(
-                    f"{_shown(path)}: the directory stays, for the files in it that the snapshot never knew"
+                    f"{os.fsdecode(path)}: the directory stays, for the files in it that the snapshot never knew"
                 )
             else:
                 reason = f"a {after.kind} in the snapshot, a directory here with files that it never knew"
@@ -379,19 +381,19 @@ class MergePlan(Generic[P]):
             return False
         return _digest(self._source.content(side, path)) == _digest(self._tree.read(path))
 
-    def _masked(self, entry: Version) -> int:
+    def _mode_here(self, entry: Version) -> int:
         return _mode(entry) & ~self._umask
 
-    def _merged_mode(self, before: Version, after: Version, host: P) -> int:
-        if _mode(before) == _mode(after) or host.permissions in (_mode(after), self._masked(after)):
+    def _merge_mode(self, before: Version, after: Version, host: P) -> int:
+        if _mode(before) == _mode(after) or host.permissions in (_mode(after), self._mode_here(after)):
             return host.permissions
         if host.permissions == _mode(before):
-            return self._masked(after)
+            return self._mode_here(after)
         raise Unmergeable("its permissions changed on both sides")
 
 
-def _bounded(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """A file of the folder, which may grow while it is read."""
+def _read_bounded(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The content of a file of the folder, which may grow while it is read. Unmergeable: it is too large."""
     left = MAX_MERGED_BYTES
     for piece in pieces:
         left -= len(piece)
@@ -431,7 +433,7 @@ def _runs(entry: Version, host: Present) -> bool:
     return entry.kind != "file" or bool(_mode(entry) & 0o100) == bool(host.permissions & 0o100)
 
 
-def _a_changed(before: Version, host: Present) -> str:
+def _describe_change(before: Version, host: Present) -> str:
     return "changed" if before.kind == host.kind else f"a {host.kind}"
 
 
@@ -440,14 +442,6 @@ def _folders(path: bytes) -> Iterator[bytes]:
     while b"/" in path:
         path = path.rpartition(b"/")[0]
         yield path
-
-
-def _is_below(path: bytes, folder: bytes) -> bool:
-    return path.startswith(folder + b"/")
-
-
-def _shown(path: bytes) -> str:
-    return os.fsdecode(path)
 
 
 def _umask() -> int:

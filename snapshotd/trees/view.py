@@ -17,9 +17,11 @@ import errno
 import os
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
-from types import TracebackType
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from itertools import takewhile
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from snapshotd.trees.base import Child, Entry
 from snapshotd.types import Kind
@@ -42,17 +44,20 @@ class View(ABC):
     live: bool = False
     """True if the tree changes while it is read: a listed entry may be gone, longer or shorter when it is opened."""
 
+    @cached_property
+    def _closing(self) -> ExitStack:
+        """Everything to do at the first `close`."""
+        return ExitStack()
+
     def __enter__(self) -> View:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    @abstractmethod
     def close(self) -> None:
         """Release every descriptor. Idempotent."""
+        self._closing.close()
 
     # -- by path -------------------------------------------------------------------------------------------------------
 
@@ -96,9 +101,8 @@ class View(ABC):
         Memory: the listings on the way to the current entry.
         """
         top, prefix = self.directory(path), b"/".join(split(path))
-        stack = [
-            (len(prefix), top, iter(self.children(top)))
-        ]  # lengths: six thousand paths of a megabyte would not fit
+        # Lengths of paths: six thousand paths of a megabyte would not fit.
+        stack = [(len(prefix), top, iter(self.children(top)))]
         while stack:
             length, directory, children = stack[-1]
             child = next(children, None)
@@ -215,6 +219,34 @@ def follow(view: View, path: bytes) -> tuple[bytes, Entry]:
     return b"/".join(done), entry
 
 
+class _Named(Protocol):
+    @property
+    def name(self) -> bytes: ...
+
+
+_N = TypeVar("_N", bound=_Named)
+
+
+def pair_by_name(left: Sequence[_N], right: Sequence[_N]) -> Iterator[tuple[bytes, _N | None, _N | None]]:
+    """Two listings side by side, each sorted by name: the name, and the entry of each that has it."""
+    i = j = 0
+    while i < len(left) or j < len(right):
+        if j == len(right) or (i < len(left) and left[i].name < right[j].name):
+            yield left[i].name, left[i], None
+            i += 1
+        elif i == len(left) or right[j].name < left[i].name:
+            yield right[j].name, None, right[j]
+            j += 1
+        else:
+            yield left[i].name, left[i], right[j]
+            i, j = i + 1, j + 1
+
+
+def count_common(left: Iterable[bytes], right: Iterable[bytes]) -> int:
+    """The number of components with which two paths begin alike."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
+
+
 def join(prefix: bytes, name: bytes) -> bytes:
     """A path below `prefix`, which may be the root (b"")."""
     return prefix + b"/" + name if prefix else name
@@ -254,11 +286,7 @@ class PathCache:
         return at
 
     def _resolve_long(self, parts: Sequence[bytes]) -> Directory:
-        common = 0
-        for name, (other, _) in zip(parts, self._long, strict=False):
-            if name != other:
-                break
-            common += 1
+        common = count_common(parts, (name for name, _ in self._long))
         del self._long[common:]
         for name in parts[common:]:
             self._long.append((name, self._enter(self._long[-1][1] if self._long else self._root, name)))

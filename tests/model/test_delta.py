@@ -58,7 +58,7 @@ class Live:
         seen = delta.fill(store, self.upper, stack)
         self.seen: Seen | None = seen
         self.root = self._mount()
-        delta.mounted(store, self.upper, seen)
+        delta.note_mount(store, self.upper, seen)
 
     def close(self) -> None:
         os.close(self.root)
@@ -168,7 +168,7 @@ def test_the_stack_shows_what_the_sandbox_sees(store: LayerStore, seed: int) -> 
                 live.close()
                 live = Live(store, live.stack)
                 assert live.seen is not None
-                assert delta.unchanged(store, live.upper, live.seen)
+                assert delta.is_unchanged(store, live.upper, live.seen)
                 live.check()
             elif rng.random() < 0.1:  # a daemon that takes the sandbox over does not know what was captured
                 live.seen = None

@@ -153,7 +153,7 @@ class SandboxRoot:
         store = self._parts.store
         if store.host.redirects:
             return is_unchanged(store, self.upper, self.stack)
-        return self._seen is not None and delta.unchanged(store, self.upper, self._seen)
+        return self._seen is not None and delta.is_unchanged(store, self.upper, self._seen)
 
     def room(self, stack: Stack | None = None) -> Used:
         """The space that the live upper may take: the sandbox's disk limit, less the layers of `stack` (None: of the
@@ -288,7 +288,7 @@ class SandboxRoot:
         it."""
         fd = self._parts.store.read_upper(sealed)
         try:
-            candidates = links.torn(fd, self._parts.sources.links(parent))
+            candidates = links.find_torn(fd, self._parts.sources.links(parent))
             if candidates:
                 with open_stack(self._parts.store, parent) as view:
                     links.relink(fd, candidates, view, self._parts.store.marks)
@@ -425,7 +425,7 @@ def enter(target: Target, store: LayerStore, stack: Stack, disk_bytes: int) -> t
             seen = delta.fill(store, upper, stack)
         pivot(target, store, ground, upper, layout_of(target), seal=False)
         if seen is not None:
-            delta.mounted(store, upper, seen)
+            delta.note_mount(store, upper, seen)
         hit("engine.start.pivoted")
     except BaseException:
         store.remove(upper)

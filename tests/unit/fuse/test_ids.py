@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import struct
 
-from snapshotd.fuse.ids import shifted_xattrs
-from snapshotd.trees.target import UNMAPPED_ID, shifted_id
+from snapshotd.fuse.ids import shift_xattrs
+from snapshotd.trees.target import UNMAPPED_ID, shift_id
 
 SHIFT = 1_700_000_000
 NO_ID = 0xFFFFFFFF
@@ -14,11 +14,11 @@ def acl(*entries: tuple[int, int, int]) -> bytes:
 
 
 def test_ids_are_moved_and_what_has_no_place_above_is_nobodys() -> None:
-    assert shifted_id(1000, 0) == 1000
-    assert shifted_id(0, SHIFT) == SHIFT
-    assert shifted_id(0xFFFFFFFE - SHIFT, SHIFT) == 0xFFFFFFFE
-    assert shifted_id(0xFFFFFFFF - SHIFT, SHIFT) == UNMAPPED_ID
-    assert shifted_id(0xFFFFFFFE, SHIFT) == UNMAPPED_ID
+    assert shift_id(1000, 0) == 1000
+    assert shift_id(0, SHIFT) == SHIFT
+    assert shift_id(0xFFFFFFFE - SHIFT, SHIFT) == 0xFFFFFFFE
+    assert shift_id(0xFFFFFFFF - SHIFT, SHIFT) == UNMAPPED_ID
+    assert shift_id(0xFFFFFFFE, SHIFT) == UNMAPPED_ID
 
 
 def test_without_a_shift_only_overlayfs_own_are_hidden() -> None:
@@ -28,7 +28,7 @@ def test_without_a_shift_only_overlayfs_own_are_hidden() -> None:
         b"trusted.overlay.opaque": b"y",
         b"trusted.overlay.redirect": b"/etc",
     }
-    assert shifted_xattrs(given, 0) == {b"user.x": b"1", b"security.capability": b"odd"}
+    assert shift_xattrs(given, 0) == {b"user.x": b"1", b"security.capability": b"odd"}
 
 
 def test_named_users_and_groups_of_acls_are_shifted() -> None:
@@ -42,12 +42,12 @@ def test_named_users_and_groups_of_acls_are_shifted() -> None:
         (0x20, 0, NO_ID),
     )
     for name in (b"system.posix_acl_access", b"system.posix_acl_default"):
-        assert shifted_xattrs({name: acl(*entries)}, SHIFT) == {name: acl(*moved)}
+        assert shift_xattrs({name: acl(*entries)}, SHIFT) == {name: acl(*moved)}
 
 
 def test_capabilities_of_the_hosts_root_become_those_of_the_containers() -> None:
     def shifted(value: bytes) -> bytes:
-        return shifted_xattrs({b"security.capability": value}, SHIFT)[b"security.capability"]
+        return shift_xattrs({b"security.capability": value}, SHIFT)[b"security.capability"]
 
     second = struct.pack("<IIIII", 0x02000001, 1, 2, 3, 4)
     assert shifted(second) == struct.pack("<IIIIII", 0x03000001, 1, 2, 3, 4, SHIFT)
@@ -67,4 +67,4 @@ def test_malformed_values_stay_as_they_are_for_the_kernel_to_refuse() -> None:
         ),
     }.items():
         for value in values:
-            assert shifted_xattrs({name: value}, SHIFT) == {name: value}
+            assert shift_xattrs({name: value}, SHIFT) == {name: value}

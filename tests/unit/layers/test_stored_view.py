@@ -170,7 +170,7 @@ def test_one_file_one_number(repository: MemoryRepository) -> None:
             {"kind": Kind.FIFO},
         ]
         root = view.directory()
-        numbers = {view.shown(root, one._replace(name=b"v", **variant)).entry.inode for variant in variants}  # type: ignore[arg-type]
+        numbers = {view.child_of(root, one._replace(name=b"v", **variant)).entry.inode for variant in variants}  # type: ignore[arg-type]
         assert len(numbers | {view.lstat(b"a").inode}) == len(variants) + 1
 
 
