@@ -454,9 +454,9 @@ def _gateways(digest_key: bytes, memory: Budget) -> GatewayMaker:
 
 
 def _replies(api: str, reply: RecordedReply) -> Sequence[Message]:
-    from snapshotd.gateway.routes import said  # most daemons never need it
+    from snapshotd.gateway.routes import read_recorded  # most daemons never need it
 
-    return said(api, reply)
+    return read_recorded(api, reply)
 
 
 def _way(store: LayerStore, *, in_folder: bool) -> str:

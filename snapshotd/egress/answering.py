@@ -9,7 +9,7 @@ import socket
 import struct
 
 from snapshotd.egress import names
-from snapshotd.egress.base import NotAllowed, shown
+from snapshotd.egress.base import NotAllowed, printable
 from snapshotd.egress.buffers import Buffers
 from snapshotd.egress.lookup import Lookups, reachable
 from snapshotd.egress.names import BadQuestion, NameQuestion, Pool
@@ -44,7 +44,7 @@ class NameServer:
         name = clean_name(question.name)
         if name is None or not self._rules.allows_name(name):
             if not question.name.lower().endswith((".arpa", ".local")):  # questions that programs ask by themselves
-                self._refusals.add(f"{shown(question.name, 255)}: no rule allows this name")
+                self._refusals.add(f"{printable(question.name, 255)}: no rule allows this name")
             return question.answer(names.NO_SUCH_NAME)
         try:
             found = reachable(await self._lookups.find(name), self._rules, 0)
@@ -71,7 +71,7 @@ class NameServer:
             if flags & socket.MSG_TRUNC or len(self._asking) >= _MOST_ASKING:
                 continue
             with contextlib.suppress(BadQuestion):
-                work = self._answer_datagram(sock, NameQuestion.parse(data), _sent_to(ancillary), sender)
+                work = self._answer_datagram(sock, NameQuestion.parse(data), _target_of(ancillary), sender)
                 task = asyncio.get_running_loop().create_task(work)
                 self._asking.add(task)
                 task.add_done_callback(self._asking.discard)
@@ -119,7 +119,7 @@ class NameServer:
             stream.close()
 
 
-def _sent_to(ancillary: list[tuple[int, int, bytes]]) -> bytes:
+def _target_of(ancillary: list[tuple[int, int, bytes]]) -> bytes:
     return next(
         (_PACKET_INFO.unpack(data[:12])[2] for level, kind, data in ancillary if (level, kind) == (0, IP_PKTINFO)),
         bytes(4),

@@ -91,7 +91,7 @@ class HostTarget:
         return f"{self.name or self.address}:{self.port}"
 
 
-def shown(text: str, most: int = 120) -> str:
+def printable(text: str, most: int = 120) -> str:
     """A hostile text as a person may read it: printable ASCII, and not long."""
     clean = text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
     return clean if len(clean) <= most else f"{clean[:most]}..."

@@ -105,7 +105,7 @@ class _Reader:
         self._at += count
         return self._data[self._at - count : self._at]
 
-    def counted(self, width: int) -> bytes:
+    def take_counted(self, width: int) -> bytes:
         return self.take(int.from_bytes(self.take(width)))
 
     def has_ended(self) -> bool:
@@ -114,14 +114,14 @@ class _Reader:
 
 def _name_in(hello: _Reader) -> str:
     hello.take(2 + 32)  # version, random
-    hello.counted(1)  # session
-    hello.counted(2)  # ciphers
-    hello.counted(1)  # compressions
+    hello.take_counted(1)  # session
+    hello.take_counted(2)  # ciphers
+    hello.take_counted(1)  # compressions
     if hello.has_ended():
         raise BadHello("it tells no server name")
-    extensions, found = _Reader(hello.counted(2)), []
+    extensions, found = _Reader(hello.take_counted(2)), []
     while not extensions.has_ended():
-        kind, content = int.from_bytes(extensions.take(2)), extensions.counted(2)
+        kind, content = int.from_bytes(extensions.take(2)), extensions.take_counted(2)
         if kind == _SERVER_NAME:
             found.append(content)
     if not hello.has_ended():
@@ -129,8 +129,8 @@ def _name_in(hello: _Reader) -> str:
     if len(found) != 1:
         raise BadHello("it tells no server name" if not found else "it tells several server names")
     names = _Reader(found[0])
-    listed = _Reader(names.counted(2))
-    kind, name = int.from_bytes(listed.take(1)), listed.counted(2)
+    listed = _Reader(names.take_counted(2))
+    kind, name = int.from_bytes(listed.take(1)), listed.take_counted(2)
     if kind != _HOST_NAME or not listed.has_ended() or not names.has_ended():
         raise BadHello("it tells several server names")
     return name.decode("latin-1")

@@ -14,7 +14,6 @@ import os
 import resource
 import signal
 import socket
-import struct
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +33,6 @@ from snapshotd.network import HostRules
 _OPEN_FILES = 2 * MOST_CONNECTIONS + 512
 _DATA_BYTES = 1 << 30
 _TAKEN_AT_ONCE = 64
-_CAPABILITIES_VERSION = 0x20080522
 _TELL_AGAIN_S = 0.05
 
 
@@ -140,8 +138,7 @@ def _give_up_rights(user: int) -> None:
         os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
-    header, none = struct.pack("=Ii", _CAPABILITIES_VERSION, 0), bytes(24)
-    sc.call("capset", header, none)  # a user namespace may have no other user to become
+    sc.set_capabilities(0, 0, 0)  # a user namespace may have no other user to become
     sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
     landlock.confine(())
 

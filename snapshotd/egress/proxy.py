@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from snapshotd.config import read_variables
-from snapshotd.egress.base import MESSAGE_MAX_BYTES, PROXY_PORT, REFUSAL_MAX, VERSION, shown
+from snapshotd.egress.base import MESSAGE_MAX_BYTES, PROXY_PORT, REFUSAL_MAX, VERSION, printable
 from snapshotd.egress.places import LinkedNamespace
 from snapshotd.kernel import rootless
 from snapshotd.kernel.namespaces import CONTAINER_IDS
@@ -165,7 +165,7 @@ class ProxyProcess:
         self.applied += "applied" in message
         if "version" in message:
             self.version, self.ports = message["version"], frozenset(message["ports"])
-        return [shown(str(message["refused"]), REFUSAL_MAX)] if "refused" in message else []
+        return [printable(str(message["refused"]), REFUSAL_MAX)] if "refused" in message else []
 
     def kill(self) -> None:
         """End it at once. Not an error when it has ended."""

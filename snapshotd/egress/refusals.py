@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from snapshotd.egress.base import REFUSAL_MAX, shown
+from snapshotd.egress.base import REFUSAL_MAX, printable
 
 _QUIET_S = 2.0
 """For so long the same sentence is not said again: the snapshot of the step it belongs to has it."""
@@ -25,7 +25,7 @@ class RefusalLog:
 
     def add(self, sentence: str) -> None:
         """Something was refused."""
-        sentence, now = shown(sentence, REFUSAL_MAX), self._now()
+        sentence, now = printable(sentence, REFUSAL_MAX), self._now()
         if now - self._said.get(sentence, float("-inf")) < _QUIET_S:
             return
         self._left = min(_BURST, self._left + (now - self._at) * _PER_S)

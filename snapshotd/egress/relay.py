@@ -16,7 +16,7 @@ from snapshotd.egress.base import (
     PROXY_PORT,
     HostTarget,
     NotAllowed,
-    shown,
+    printable,
 )
 from snapshotd.egress.buffers import Buffers
 from snapshotd.egress.lookup import Lookups, plain, reachable
@@ -32,10 +32,10 @@ class Relay:
     """The connections of one sandbox."""
 
     def __init__(
-        self, rules: HostRules, pool: Pool, lookups: Lookups, told: Callable[[str], None], buffers: Buffers
+        self, rules: HostRules, pool: Pool, lookups: Lookups, report: Callable[[str], None], buffers: Buffers
     ) -> None:
-        """`told`: hears of every refusal, in a sentence."""
-        self._rules, self._pool, self._lookups, self._told = rules, pool, lookups, told
+        """`report`: hears of every refusal, in a sentence."""
+        self._rules, self._pool, self._lookups, self._report = rules, pool, lookups, report
         self._buffers = buffers
         self._open: dict[asyncio.Task[None], set[HostTarget]] = {}
 
@@ -51,7 +51,7 @@ class Relay:
         stream = Stream(sock, self._buffers)
         if len(self._open) >= MOST_CONNECTIONS:
             stream.close(abruptly=True)
-            self._told(f"it has {MOST_CONNECTIONS} connections at once, and gets no more")
+            self._report(f"it has {MOST_CONNECTIONS} connections at once, and gets no more")
             return
         task = asyncio.get_running_loop().create_task(self._serve(stream, *sock.getsockname()[:2]))
         self._open[task] = set()
@@ -62,7 +62,7 @@ class Relay:
         wanted = f"{address}:{port}"
         try:
             if (address, port) == (OWN_ADDRESS, PROXY_PORT):
-                relay = HttpRelay(client, self._find, self._connect, self._told, given=None, tunnel=self._tunnel)
+                relay = HttpRelay(client, self._find, self._connect, self._report, given=None, tunnel=self._tunnel)
                 await relay.run()
             else:
                 name = self._pool.name_of(plain(address))
@@ -70,7 +70,7 @@ class Relay:
                 await self._tunnel(self._find(name or address, port), client, b"")
             abruptly = False
         except NotAllowed as exc:
-            self._told(exc.sentence(wanted))
+            self._report(exc.sentence(wanted))
         except OSError:
             pass  # a side has ended, or says nothing
         finally:
@@ -85,13 +85,13 @@ class Relay:
             try:
                 address = plain(host)
             except ValueError:
-                raise NotAllowed(f"{shown(host)} is no host") from None
+                raise NotAllowed(f"{printable(host)} is no host") from None
             name = self._pool.name_of(address)
             if name is None:
-                return self._allowed(HostTarget(None, address, port))
-        return self._allowed(HostTarget(name, None, port))
+                return self._check_allowed(HostTarget(None, address, port))
+        return self._check_allowed(HostTarget(name, None, port))
 
-    def _allowed(self, target: HostTarget) -> HostTarget:
+    def _check_allowed(self, target: HostTarget) -> HostTarget:
         if self._is_allowed(target):
             return target
         if target.name is not None and self._rules.allows_name(target.name):
@@ -111,13 +111,13 @@ class Relay:
         current = asyncio.current_task()
         if current in self._open:
             self._open[current].add(target)
-        self._allowed(target)  # the rules may have changed while the client said nothing
+        self._check_allowed(target)  # the rules may have changed while the client said nothing
         if target.name is None:
             assert target.address is not None
             addresses = reachable((target.address,), self._rules, target.port)
         else:
             found = await self._lookups.find(target.name)
-            addresses = reachable(found, self._rules, self._allowed(target).port)
+            addresses = reachable(found, self._rules, self._check_allowed(target).port)
         failure: OSError = ConnectionRefusedError()
         for address in addresses[:4]:
             try:
@@ -164,7 +164,7 @@ class Relay:
             elif kind == "http":
                 if upstream is not None:
                     upstream.close()
-                await HttpRelay(client, self._find, self._connect, self._told, given=target).run(first)
+                await HttpRelay(client, self._find, self._connect, self._report, given=target).run(first)
                 return
             if {_HTTP_PORT: "http", _TLS_PORT: "tls"}.get(target.port, kind) != kind:
                 raise NotAllowed("it does not speak the protocol of this port")
@@ -184,7 +184,7 @@ async def _check_hello(target: HostTarget, head: HeadReader, data: bytes) -> tup
     except hello.BadHello as exc:
         raise NotAllowed(f"TLS cannot be checked, {exc}") from None
     if clean_name(found.name) != target.name:
-        raise NotAllowed(f"TLS names another server: {shown(found.name)}")
+        raise NotAllowed(f"TLS names another server: {printable(found.name)}")
     return data, found.end
 
 

@@ -30,16 +30,8 @@ class _Program(ctypes.Structure):
     _fields_ = (("count", ctypes.c_uint16), ("steps", ctypes.POINTER(_Step)))
 
 
-_LOAD_BYTE, _LOAD_HALF_AT, _LOAD_BYTE_AT, _LOAD_LENGTH, _EQUAL, _ANY_BIT, _AND, _RETURN = (
-    0x30,
-    0x48,
-    0x50,
-    0xB1,
-    0x15,
-    0x45,
-    0x54,
-    0x06,
-)
+_LOAD_BYTE, _LOAD_HALF_AT, _LOAD_BYTE_AT, _LOAD_LENGTH = 0x30, 0x48, 0x50, 0xB1
+_EQUAL, _AND, _RETURN = 0x15, 0x54, 0x06
 _SYN, _ACK = 0x02, 0x10
 _FILTER = (
     (_LOAD_BYTE, 0, 0, 9),  # protocol

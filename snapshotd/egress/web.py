@@ -11,7 +11,7 @@ from typing import cast
 
 import h11
 
-from snapshotd.egress.base import HostTarget, NotAllowed, shown
+from snapshotd.egress.base import HostTarget, NotAllowed, printable
 from snapshotd.egress.stream import HeadReader, Stream, copy_both
 
 _HEAD_MAX_BYTES = 32_768
@@ -24,7 +24,7 @@ Find = Callable[[str, int], HostTarget]
 """The target of a host and a port that a request names. NotAllowed."""
 Tunnel = Callable[[HostTarget, Stream, bytes], Awaitable[None]]
 """Takes over a client that has asked for a tunnel, with the first bytes that it has sent there. NotAllowed."""
-Told = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 def may_be_http(data: bytes) -> bool | None:
@@ -51,7 +51,7 @@ def host_and_port(text: str, default: int) -> tuple[str, int]:
     if not separator or text.endswith("]"):
         host, port = text, str(default)
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536 or len(port) > 5:
-        raise NotAllowed(f"the host {shown(text)} is malformed")
+        raise NotAllowed(f"the host {printable(text)} is malformed")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -63,14 +63,14 @@ class HttpRelay:
         client: Stream,
         find: Find,
         connect: Open,
-        told: Told,
+        report: Report,
         *,
         given: HostTarget | None,
         tunnel: Tunnel | None = None,
     ) -> None:
         """`given`: the target that the connection was made to; every request has to name it. None: the client knows that it
-        speaks to a proxy, names a target in every request, and may ask for a `tunnel`. `told`: hears of every refusal."""
-        self._client, self._find, self._connect, self._told = client, find, connect, told
+        speaks to a proxy, names a target in every request, and may ask for a `tunnel`. `report`: hears of every refusal."""
+        self._client, self._find, self._connect, self._report = client, find, connect, report
         self._given, self._tunnel = given, tunnel
         self._server = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_MAX_BYTES)
         self._upstream: tuple[HostTarget, Stream] | None = None
@@ -84,10 +84,10 @@ class HttpRelay:
             while await self._serve_one():
                 self._server.start_next_cycle()
         except h11.RemoteProtocolError as exc:
-            self._told(f"{self._asked}: its request is malformed, {shown(str(exc))}")
+            self._report(f"{self._asked}: its request is malformed, {printable(str(exc))}")
             await self._answer(400, "the request is malformed")
         except NotAllowed as exc:
-            self._told(exc.sentence(self._asked))
+            self._report(exc.sentence(self._asked))
             await self._answer(403, f"not for this sandbox: {exc.sentence(self._asked)}")
         finally:
             if self._upstream is not None:
@@ -101,7 +101,7 @@ class HttpRelay:
         if request.method == b"CONNECT":
             await self._open_tunnel(request)
             return False
-        target, to_send = self._checked(request)
+        target, to_send = self._check_request(request)
         self._asked = target
         try:
             upstream = await self._reach(target)
@@ -121,7 +121,7 @@ class HttpRelay:
             upstream.close()
         return self._server.our_state is h11.DONE and self._server.their_state is h11.DONE
 
-    def _checked(self, request: h11.Request) -> tuple[HostTarget, h11.Request]:
+    def _check_request(self, request: h11.Request) -> tuple[HostTarget, h11.Request]:
         """The target of a request, and the request as it goes on. NotAllowed."""
         target, authority = request.target.decode("latin-1"), None
         if target.lower().startswith("http://"):
@@ -129,11 +129,11 @@ class HttpRelay:
             target = slash + path or "/"
         elif target[:1] not in ("/", "*"):
             raise NotAllowed("the address in its request is none of plain HTTP")
-        headers = _passed_on([(name, value) for name, value in request.headers if not name.startswith(b"proxy-")])
-        named = self._named([value.decode("latin-1") for name, value in headers if name == b"host"], authority)
+        headers = _drop_ambiguous([(name, value) for name, value in request.headers if not name.startswith(b"proxy-")])
+        named = self._find_target([value.decode("latin-1") for name, value in headers if name == b"host"], authority)
         return named, h11.Request(method=request.method, target=target, headers=headers)
 
-    def _named(self, hosts: list[str], authority: str | None) -> HostTarget:
+    def _find_target(self, hosts: list[str], authority: str | None) -> HostTarget:
         """The target that a request's `Host` and the address in its first line agree on. NotAllowed."""
         given = self._given
         if given is None and authority is None:
@@ -226,7 +226,7 @@ class HttpRelay:
                 await self._client.send(_must(self._server.send(part)))
 
 
-def _passed_on(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def _drop_ambiguous(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """The headers without what another reader could take otherwise: a second length, and changes to a protocol whose
     requests nobody here would see."""
     names = {name for name, _ in headers}

@@ -84,8 +84,8 @@ class MountProcess:
                 self._process.wait()
             self._process.stdout.close()
 
-    def _killed_by(self) -> int | None:
-        """The signal that ended it; None if it ended in another way, or not yet."""
+    def _wait_for_signal(self) -> int | None:
+        """Wait for its end. The signal that ended it; None if it ended in another way, or not yet."""
         try:
             code = self._process.wait(END_DEADLINE_S)
         except subprocess.TimeoutExpired:
@@ -101,7 +101,7 @@ class MountProcess:
             ready = waiting.poll(max(0.0, deadline - time.monotonic()) * 1000)
             piece = os.read(fd, _MAX_SAID_BYTES) if ready else b""
             if not piece or len(said) > _MAX_SAID_BYTES:
-                if ready and (number := self._killed_by()) is not None:
+                if ready and (number := self._wait_for_signal()) is not None:
                     raise InternalError(
                         f"a mount could not be made: signal {number} killed the process that was to serve it; try again"
                     )

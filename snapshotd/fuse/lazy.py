@@ -38,29 +38,30 @@ class LazyMount:
         self._refusal = refusal
         self._lock = threading.Lock()
 
-    def start(self) -> None:
+    def start(self) -> MountProcess:
         """Mount, unless it is mounted and alive. The mount of a dead process is detached first. Takes about 0.5 s: a
         Python starts. Unsupported where FUSE does not work, at every later call, too; InternalError when the process is
         killed meanwhile."""
-        self._started()
-
-    def alive(self) -> bool:
-        """True if the process runs."""
-        child = self._child
-        return child is not None and child.alive()
-
-    @property
-    def pid(self) -> int | None:
-        """The process that serves, if it runs."""
-        child = self._child
-        return child.pid if child is not None and child.alive() else None
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal
+            if self._child is None or not self._child.alive():
+                self._end()
+                self._point.mkdir(mode=0o700, parents=True, exist_ok=True)
+                try:
+                    self._child = MountProcess(self._command)
+                except Unsupported as exc:
+                    self._refusal = exc
+                    _log.warning("cold snapshots start only when their files are written: %s", exc.message)
+                    raise
+            return self._child
 
     def open_layer(self, tree: TreeID, below: TreeID, shift: int) -> int:
         """The root of the changes from `below` to `tree`, as an O_PATH descriptor: a lower layer for
         `kernel.mounts.overlay`, to be put directly above the layer of `below`. The caller closes it. Ids are shifted by
         `shift` already: it must not be id-mapped. Mounts if need be, with the errors of `start`; SandboxFailed when the
         process does not answer in `OPEN_DEADLINE_S` (it is killed then), or cannot read the trees."""
-        child = self._started()
+        child = self.start()
         try:
             return self._open(child, layer_name(tree, below, shift))
         except OSError as exc:
@@ -68,12 +69,12 @@ class LazyMount:
                 raise _unreadable(tree, exc) from exc
         child.kill()  # it had died unnoticed
         try:
-            return self._open(self._started(), layer_name(tree, below, shift))
+            return self._open(self.start(), layer_name(tree, below, shift))
         except OSError as exc:
             raise _unreadable(tree, exc) from exc
 
-    def server(self) -> object | None:
-        """Names the process that serves now; None if there is none. Layers that another process had opened are gone."""
+    def server(self) -> MountProcess | None:
+        """The process that serves now; None if there is none. Layers that another process had opened are gone."""
         child = self._child
         return child if child is not None and child.alive() else None
 
@@ -81,8 +82,7 @@ class LazyMount:
         """Free the memory (here and in the kernel, some 2 KiB for each file that was looked at) of a layer that no
         sandbox is mounted on any more. Without this it is freed when the kernel needs memory. Harmless while the layer
         is in use, but then it frees nothing."""
-        child = self._child
-        if child is not None and child.alive():
+        if (child := self.server()) is not None:
             child.drop(layer_name(tree, below, shift))
 
     def close(self) -> None:
@@ -100,28 +100,12 @@ class LazyMount:
         finally:
             guard.cancel()
 
-    def _started(self) -> MountProcess:
-        with self._lock:
-            if self._refusal is not None:
-                raise self._refusal
-            if self._child is None or not self._child.alive():
-                self._end()
-                self._point.mkdir(mode=0o700, parents=True, exist_ok=True)
-                try:
-                    self._child = MountProcess(self._command)
-                except Unsupported as exc:
-                    self._refusal = exc
-                    _log.warning("cold snapshots start only when their files are written: %s", exc.message)
-                    raise
-            return self._child
-
     def _end(self) -> None:
         if self._child is not None:
             self._child.close()
             self._child = None
-        point = os.path.join(
-            os.path.realpath(self._point.parent), self._point.name
-        )  # not the point itself: it may be dead
+        # Not the real path of the point itself: it may be dead.
+        point = os.path.join(os.path.realpath(self._point.parent), self._point.name)
         for found in mounts.read_mountinfo():
             if found.point == os.fsencode(point) and found.fs_type.startswith("fuse"):
                 mounts.detach(found.point)

@@ -76,7 +76,7 @@ class Mounted:
         """Serve until the mount is unmounted, standard input closes, or SIGTERM or SIGINT comes."""
         threading.Thread(target=self._follow_parent, name="parent", daemon=True).start()
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: os._exit(0) if self._gone() else None)
+            signal.signal(number, self._end)
         try:
             trio.run(pyfuse3.main, 1, _MAX_TASKS)
         except OSError as exc:
@@ -96,9 +96,10 @@ class Mounted:
         except OSError as exc:
             _log.error("cannot unmount %s: %s", self._point, exc)
 
-    def _gone(self) -> bool:
+    def _end(self, *_: object) -> None:
+        """Take the mount away, and end: the other threads cannot delay it."""
         self.detach()
-        return True
+        os._exit(0)
 
     def _follow_parent(self) -> None:
         waiting = b""
@@ -110,8 +111,7 @@ class Mounted:
                 except OSError as exc:
                     if exc.errno != errno.ENOENT:  # the kernel does not know it (any more)
                         _log.warning("the kernel does not forget %s: %s", ascii(name), exc)
-        self.detach()
-        os._exit(0)  # the other threads cannot delay the end
+        self._end()
 
     def _within(self, action: Callable[[], T]) -> T:
         return action() if self._namespace is None else namespaces.in_known_mount_namespace(self._namespace, action)

@@ -143,7 +143,7 @@ class Nodes:
         return node
 
     def open_place(self, node: ShownNode) -> None:
-        """Open the tree that begins at a node which is `known`, if there is one and it is not open. Raises the errors
+        """Open the tree that begins at a node which the kernel knows, if there is one and it is not open. Raises the errors
         of opening."""
         if isinstance(node.item, TreePlace) and node.tree is None:
             key = node.item.key
@@ -167,9 +167,9 @@ class Nodes:
             node.tree, node.child = tree, child
         return node
 
-    def known(self, node: ShownNode) -> None:
-        """The kernel is being told of the node once more (`forget` undoes it). Await nothing between getting a node and
-        this."""
+    def note_lookup(self, node: ShownNode) -> None:
+        """Note that the kernel is being told of the node once more (`forget` undoes it). Await nothing between getting a
+        node and this."""
         if node.lookups == 0:
             self._nodes[node.number] = node
             if node.tree is not None:

@@ -27,7 +27,7 @@ from snapshotd.errors import DataLoss
 from snapshotd.fuse.folders import FOREVER_S, Folder, Link, TreePlace
 from snapshotd.fuse.ids import PRIVATE_PREFIX, shift_xattrs
 from snapshotd.fuse.nodes import Nodes, ShownNode, ShownTree
-from snapshotd.trees.base import Child, Entry
+from snapshotd.trees.base import FORMATS, Child, Entry
 from snapshotd.trees.target import shift_id
 from snapshotd.types import Kind
 
@@ -35,15 +35,6 @@ _log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_FORMATS = {
-    Kind.FILE: stat.S_IFREG,
-    Kind.DIRECTORY: stat.S_IFDIR,
-    Kind.SYMLINK: stat.S_IFLNK,
-    Kind.FIFO: stat.S_IFIFO,
-    Kind.SOCKET: stat.S_IFSOCK,
-    Kind.CHAR_DEVICE: stat.S_IFCHR,
-    Kind.BLOCK_DEVICE: stat.S_IFBLK,
-}
 _BLOCK_BYTES = 4096
 _INLINE_BYTES = 128 << 10
 _SLOW_S, _SLOW_FOR_S = 0.02, 1.0
@@ -125,7 +116,7 @@ class TreeOperations(pyfuse3.Operations):
             if item is None:
                 return self._absent(0.0 if parent.item.timeout_s < FOREVER_S else 1.0)
             node = self._nodes.of_item(parent, name, item)
-            self._nodes.known(node)  # before anything is awaited: a listing may tell of it meanwhile
+            self._nodes.note_lookup(node)  # before anything is awaited: a listing may tell of it meanwhile
             try:
                 attributes = await self._attributes(node)
             except BaseException:
@@ -141,7 +132,7 @@ class TreeOperations(pyfuse3.Operations):
                 return self._absent(FOREVER_S)
             node = self._nodes.of_child(parent, child)
             attributes = self._of_entry(node, child.entry)
-            self._nodes.known(node)
+            self._nodes.note_lookup(node)
         return attributes
 
     def _absent(self, timeout_s: float) -> EntryAttributes:
@@ -223,7 +214,7 @@ class TreeOperations(pyfuse3.Operations):
         """Add an entry to a listing, after which the kernel knows it; False when the listing's buffer is full."""
         if not pyfuse3.readdir_reply(token, name, attributes, position + 1):
             return False
-        self._nodes.known(node)
+        self._nodes.note_lookup(node)
         return True
 
     # -- contents ------------------------------------------------------------------------------------------------------
@@ -320,10 +311,9 @@ class TreeOperations(pyfuse3.Operations):
         result.st_ino = node.number
         result.generation = self._generation
         result.entry_timeout = result.attr_timeout = FOREVER_S
-        result.st_mode = _FORMATS[entry.kind] | entry.mode
-        result.st_nlink = (
-            1 if entry.kind is Kind.DIRECTORY else max(1, entry.nlink)
-        )  # 1: sub-directories are not counted here
+        result.st_mode = FORMATS[entry.kind] | entry.mode
+        # 1 of a directory: its sub-directories are not counted here.
+        result.st_nlink = 1 if entry.kind is Kind.DIRECTORY else max(1, entry.nlink)
         result.st_uid = shift_id(entry.uid, shift) if shift else entry.uid
         result.st_gid = shift_id(entry.gid, shift) if shift else entry.gid
         result.st_rdev = entry.rdev

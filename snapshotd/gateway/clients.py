@@ -21,8 +21,8 @@ _CHANGES = re.compile("|".join(f"(?:{pattern})" for pattern in _all("changes")).
 _ASIDE = [re.compile(pattern) for pattern in _all("aside")]
 
 
-def settled(text: bytes) -> bytes:
-    """A message as JSON without what is new in each run."""
+def drop_changes(text: bytes) -> bytes:
+    """A message as JSON without the parts that are new in each run."""
     return _CHANGES.sub(b"", text)
 
 

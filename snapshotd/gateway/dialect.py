@@ -66,7 +66,7 @@ class Dialect(ItemReader, ABC):
     conversation_fields: frozenset[str]
     """Fields of the body that `items` takes its entries from, or `previous`."""
 
-    def said_by_path(self, path: str) -> dict[str, Any] | None:
+    def read_path(self, path: str) -> dict[str, Any] | None:
         """Fields of the body that the path of a request says in their place. None: the path is that of another API."""
         return {} if path == self.path else None
 
@@ -191,6 +191,11 @@ def text(value: Any) -> str | None:
 def objects(value: Any) -> Iterator[dict[str, Any]]:
     """The objects of a list; nothing if it is no list."""
     return (entry for entry in value if isinstance(entry, dict)) if isinstance(value, list) else iter(())
+
+
+def first_by_index(entries: Any) -> dict[str, Any]:
+    """The object with the lowest index in a list of choices; empty if there is none."""
+    return min(objects(entries), key=lambda entry: tokens(entry.get("index")) or 0, default={})
 
 
 def mapping(value: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import marshal
 from collections.abc import Callable
 from typing import Any
 
-from snapshotd.gateway.clients import settled
+from snapshotd.gateway.clients import drop_changes
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False)
 """One for all: making it costs more than encoding a short message."""
@@ -43,12 +43,11 @@ class DigestMemo:
     def of(self, kind: str, item: Any, normal: Callable[[Any], Any]) -> bytes:
         """The digest of `normal(item)`, without what is new in each run (clients.py); `normal` depends on nothing but
         `kind`."""
-        mark = hashlib.blake2b(
-            marshal.dumps((kind, item), 2), digest_size=16
-        ).digest()  # version 2: the same bytes for equal values
+        # Version 2: the same bytes for equal values.
+        mark = hashlib.blake2b(marshal.dumps((kind, item), 2), digest_size=16).digest()
         found = self._known.get(mark)
         if found is None:
-            found = hmac.digest(self.key, settled(canonical_json(normal(item))), "sha256")
+            found = hmac.digest(self.key, drop_changes(canonical_json(normal(item))), "sha256")
             if len(self._known) >= self._limit:
                 self._known.clear()
             self._known[mark] = found

@@ -87,7 +87,7 @@ class Exchange:
 
     def _pass_through(self, provider: ProviderKind) -> None:
         try:
-            with self._watched(), self._send(provider, self._http) as reply:
+            with self._watch(), self._send(provider, self._http) as reply:
                 self._peer.start(reply.status, reply.headers, reply.length)
                 for piece in reply.pieces:
                     self._peer.send(piece)
@@ -107,7 +107,7 @@ class Exchange:
         capture = self._capture(request, http.body)
         sent = _once(turn.sent)
         try:
-            with self._watched(), self._asked(request, dialect.provider, capture, http, sent) as reply:
+            with self._watch(), self._ask(request, dialect.provider, capture, http, sent) as reply:
                 sent()
                 limit = self._settings.replay_limit_bytes
                 recording = Recording(dialect, request, reply.status, reply.content_type, limit)
@@ -162,7 +162,7 @@ class Exchange:
         return capture_of(request.api, body, refusals.level(request.api, request.model))
 
     @contextmanager
-    def _asked(
+    def _ask(
         self,
         request: TurnRequest,
         provider: ProviderKind,
@@ -170,7 +170,7 @@ class Exchange:
         http: HttpRequest,
         sent: Callable[[], None],
     ) -> Iterator[Reply]:
-        """The provider's reply. A provider that refuses the fields for the tokens is asked again with less."""
+        """Ask the provider, and yield its reply. One that refuses the fields for the tokens is asked again with less."""
         if capture is None:
             with self._send(provider, http, sent) as reply:
                 yield reply
@@ -179,7 +179,7 @@ class Exchange:
         while True:
             asking = replace(http, body=capture.body()) if capture.added else http
             with self._send(provider, asking, sent) as reply:
-                if reply.status not in REFUSALS or not capture.less():
+                if reply.status not in REFUSALS or not capture.give_up_fields():
                     if refused and reply.status not in REFUSALS:
                         self._remember(request, capture)
                     yield reply
@@ -202,7 +202,7 @@ class Exchange:
             )
         return self._forwarder.send(provider, upstream, http, sent)
 
-    def _watched(self) -> AbstractContextManager[None]:
+    def _watch(self) -> AbstractContextManager[None]:
         return self._settings.hang_ups.watch(self._peer.fd, lambda: self._forwarder.abort(HUNG_UP))
 
     def _tell(self, failed: UpstreamFailed) -> None:

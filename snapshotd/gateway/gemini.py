@@ -26,8 +26,18 @@ from urllib.parse import quote
 
 from snapshotd.errors import UsageError
 from snapshotd.gateway.base import Api, ModelCall, ProviderKind, ReplyContent, TokenUsage, TurnRequest
-from snapshotd.gateway.clients import settled
-from snapshotd.gateway.dialect import PART_LIMIT, Dialect, StreamReader, mapping, objects, text, tokens, without
+from snapshotd.gateway.clients import drop_changes
+from snapshotd.gateway.dialect import (
+    PART_LIMIT,
+    Dialect,
+    StreamReader,
+    first_by_index,
+    mapping,
+    objects,
+    text,
+    tokens,
+    without,
+)
 from snapshotd.gateway.digest import canonical_json
 from snapshotd.gateway.peer import HttpRequest
 from snapshotd.gateway.sse import Event
@@ -54,7 +64,7 @@ class GeminiContent(Dialect):
     path = "/v1beta/models/NAME:generateContent"
     conversation_fields = frozenset({"contents", "systemInstruction", "system_instruction"})
 
-    def said_by_path(self, path: str) -> dict[str, Any] | None:
+    def read_path(self, path: str) -> dict[str, Any] | None:
         found = _PATH.fullmatch(path)
         return None if found is None else {"model": found[2], "stream": found[3] == "streamGenerateContent"}
 
@@ -67,7 +77,7 @@ class GeminiContent(Dialect):
             raise UsageError("The request has no list of contents; set the field contents.")
         system = body.get("systemInstruction", body.get("system_instruction"))
         parts = system if isinstance(system, str) else mapping(system).get("parts")
-        return [*([{"role": "system", "parts": parts}] if parts else []), *_identified(_joined(contents), [])]
+        return [*([{"role": "system", "parts": parts}] if parts else []), *_give_ids(_join_turns(contents), [])]
 
     def message(self, item: dict[str, Any]) -> Message:
         role = text(item.get("role")) or "user"
@@ -103,7 +113,7 @@ class GeminiContent(Dialect):
         content = mapping(_first(reply).get("content"))
         if not content.get("parts"):
             return []
-        return _identified([{**content, "role": "model"}], request.items)
+        return _give_ids([{**content, "role": "model"}], request.items)
 
     def content(self, reply: dict[str, Any]) -> ReplyContent:
         blocked = text(mapping(reply.get("promptFeedback")).get("blockReason"))
@@ -130,8 +140,7 @@ class GeminiContent(Dialect):
 
 def _first(reply: dict[str, Any]) -> dict[str, Any]:
     """The candidate that becomes part of the conversation."""
-    candidates = sorted(objects(reply.get("candidates")), key=lambda candidate: tokens(candidate.get("index")) or 0)
-    return candidates[0] if candidates else {}
+    return first_by_index(reply.get("candidates"))
 
 
 def _usage(usage: dict[str, Any]) -> TokenUsage:
@@ -153,7 +162,7 @@ def _normal_parts(parts: Any, from_model: bool) -> Any:
         return None if parts == "" else parts
     found: list[Any] = []
     results: set[str] = set()
-    for part in map(_spelled, parts):
+    for part in map(_spell, parts):
         if not isinstance(part, dict):
             found.append(part)
             continue
@@ -175,14 +184,14 @@ def _normal_parts(parts: Any, from_model: bool) -> Any:
     return found or None
 
 
-def _spelled(part: Any) -> Any:
+def _spell(part: Any) -> Any:
     """A part with the names of the API's JSON."""
     if not isinstance(part, dict) or not any(name in _SPELLINGS for name in part):
         return part
     return {_SPELLINGS.get(name, name): value for name, value in part.items()}
 
 
-def _joined(contents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _join_turns(contents: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Contents of the model that follow each other as one: clients keep the events of a stream as they came."""
     found: list[dict[str, Any]] = []
     for role, group in groupby(contents, lambda content: content.get("role")):
@@ -194,7 +203,7 @@ def _joined(contents: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _identified(contents: list[dict[str, Any]], before: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _give_ids(contents: list[dict[str, Any]], before: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Contents whose calls and results have the ids of their places. `before`: the items before them."""
     items = [*before, *contents]
     turn = sum(item.get("role") == "model" for item in before)
@@ -207,7 +216,7 @@ def _identified(contents: list[dict[str, Any]], before: Sequence[dict[str, Any]]
         if not isinstance(parts, list):
             found.append(content)
             continue
-        own = [_spelled(part) for part in parts]
+        own = [_spell(part) for part in parts]
         held = [(at, name) for at, part in enumerate(own) for name in (_CALL, _RESULT) if _holds(part, name)]
         if held and not conversation:
             conversation = _mark(items)
@@ -218,7 +227,7 @@ def _identified(contents: list[dict[str, Any]], before: Sequence[dict[str, Any]]
                 call_id = f"{conversation}-{turn}-{waiting.calls}"
                 waiting.add(call_id, given, called)
             else:
-                call_id = waiting.answered(given, called) or given
+                call_id = waiting.take_call(given, called) or given
             own[at] = {**own[at], name: {**inner, "id": call_id}}
         found.append({**content, "parts": own})
     return found
@@ -246,7 +255,7 @@ class _Waiting:
         if given:
             self._by_id[given].append(call_id)
 
-    def answered(self, given: str, name: str) -> str | None:
+    def take_call(self, given: str, name: str) -> str | None:
         """The id of the call that a result belongs to. None: there is none."""
         for queue in (self._by_id[given], self._by_name[name]):
             while queue:
@@ -263,7 +272,7 @@ class _Waiting:
 def _mark(items: Sequence[dict[str, Any]]) -> str:
     """Names a conversation by its first content, without what is new in each run."""
     opening = next((item for item in items if item.get("role") != "system"), {})
-    return hashlib.sha256(settled(canonical_json(_normal(opening)))).hexdigest()[:_ID_CHARS]
+    return hashlib.sha256(drop_changes(canonical_json(_normal(opening)))).hexdigest()[:_ID_CHARS]
 
 
 class _ContentStream(StreamReader):
@@ -287,7 +296,7 @@ class _ContentStream(StreamReader):
         if not tokens(candidate.get("index")):
             self._candidate.update({name: said for name, said in candidate.items() if name != "content"})
             for part in objects(mapping(candidate.get("content")).get("parts")):
-                self._part(_spelled(part))
+                self._part(_spell(part))
         self.settled = self.settled or bool(
             self._candidate.get("finishReason") or mapping(self._top.get("promptFeedback")).get("blockReason")
         )

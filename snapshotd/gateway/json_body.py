@@ -47,7 +47,7 @@ def parse(body: bytes) -> Any:
     except ValueError as exc:  # UnicodeDecodeError and JSONDecodeError are ValueErrors, as are integers of 4300 digits
         raise UsageError(f"The request's body is not JSON ({str(exc)[:200]}); send one JSON object.") from None
     _check_depth(value)
-    return _repaired(value) if _SURROGATE.search(body) else value
+    return _repair(value) if _SURROGATE.search(body) else value
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -100,11 +100,11 @@ def _too_deep() -> LimitExceeded:
     return LimitExceeded(f"The request's JSON is nested deeper than {DEPTH_LIMIT} levels; make it flatter.")
 
 
-def _repaired(value: Any) -> Any:
+def _repair(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, list):
-        return [_repaired(child) for child in value]
+        return [_repair(child) for child in value]
     if isinstance(value, dict):
-        return {_repaired(name): _repaired(child) for name, child in value.items()}
+        return {_repair(name): _repair(child) for name, child in value.items()}
     return value

@@ -102,15 +102,14 @@ class KeyMask:
         values = [
             value for name, value in upstream.headers.items() if any(word in name.lower() for word in _SECRET_NAMES)
         ]
-        secrets = {
-            value.rpartition(" ")[2].encode() for value in (upstream.api_key or "", *values)
-        }  # without "Bearer "
+        # Without "Bearer ".
+        secrets = {value.rpartition(" ")[2].encode() for value in (upstream.api_key or "", *values)}
         self._secrets = [secret for secret in secrets if len(secret) >= _SECRET_MIN_BYTES]
         self._held = b""
 
     def feed(self, piece: bytes) -> bytes:
         """The bytes so far that can be shown now and have not been shown."""
-        data = self._masked(self._held + piece)
+        data = self._mask(self._held + piece)
         keep = max((self._overlap(data, secret) for secret in self._secrets), default=0)
         self._held = data[len(data) - keep :]
         return data[: len(data) - keep]
@@ -122,9 +121,9 @@ class KeyMask:
 
     def text(self, message: str) -> str:
         """A whole text, masked."""
-        return self._masked(message.encode("utf-8", "replace")).decode("utf-8", "replace")
+        return self._mask(message.encode("utf-8", "replace")).decode("utf-8", "replace")
 
-    def _masked(self, data: bytes) -> bytes:
+    def _mask(self, data: bytes) -> bytes:
         for secret in self._secrets:
             data = data.replace(secret, b"*" * len(secret))
         return data

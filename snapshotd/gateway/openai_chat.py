@@ -11,6 +11,7 @@ from snapshotd.gateway.dialect import (
     PART_LIMIT,
     Dialect,
     StreamReader,
+    first_by_index,
     index,
     mapping,
     normal_parts,
@@ -102,14 +103,12 @@ class OpenAIChat(Dialect):
             yield text(item.get("name")) or "", item.get("content"), False
 
     def reply_items(self, reply: dict[str, Any], request: TurnRequest) -> list[dict[str, Any]]:
-        choices = sorted(objects(reply.get("choices")), key=lambda choice: tokens(choice.get("index")) or 0)
-        message = mapping(choices[0].get("message")) if choices else {}
+        message = mapping(first_by_index(reply.get("choices")).get("message"))
         return [{"role": "assistant", **message}] if message else []
 
     def content(self, reply: dict[str, Any]) -> ReplyContent:
-        choices = sorted(objects(reply.get("choices")), key=lambda choice: tokens(choice.get("index")) or 0)
         return ReplyContent(
-            stop_reason=text(choices[0].get("finish_reason")) if choices else None,
+            stop_reason=text(first_by_index(reply.get("choices")).get("finish_reason")),
             usage=read_usage(mapping(reply.get("usage"))),
             response_id=text(reply.get("id")),
             model=text(reply.get("model")),

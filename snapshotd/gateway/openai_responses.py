@@ -78,7 +78,7 @@ class OpenAIResponses(Dialect):
         fields = without(item, _UNSTABLE | {"type"})
         fields["type"] = _kind(item)
         if "content" in fields:
-            fields["content"] = normal_parts(_named_parts(fields["content"]), _UNSTABLE)
+            fields["content"] = normal_parts(_rename_texts(fields["content"]), _UNSTABLE)
         if isinstance(fields.get("arguments"), str):
             fields["arguments"] = parse_text(fields["arguments"])
         return fields
@@ -129,7 +129,7 @@ def _kind(item: dict[str, Any]) -> str:
     return text(item.get("type")) or "message"
 
 
-def _named_parts(content: Any) -> Any:
+def _rename_texts(content: Any) -> Any:
     """Text parts under one name: an assistant's text is `output_text` in a reply, and comes back as either."""
     if not isinstance(content, list):
         return content

@@ -40,7 +40,7 @@ def find(request: HttpRequest) -> GatewayRoute | None:
     """The route of a request; None if there is none."""
     if request.method == "POST":
         for dialect in _DIALECTS:
-            if (said := dialect.said_by_path(request.path)) is not None:
+            if (said := dialect.read_path(request.path)) is not None:
                 return GatewayRoute(dialect.provider, dialect, said)
         if request.path in _PASSED or _GEMINI_PASSED.fullmatch(request.path):
             return GatewayRoute(_PASSED.get(request.path, ProviderKind.GEMINI))
@@ -49,7 +49,7 @@ def find(request: HttpRequest) -> GatewayRoute | None:
     return None
 
 
-def said(api: str, reply: RecordedReply) -> tuple[Message, ...]:
+def read_recorded(api: str, reply: RecordedReply) -> tuple[Message, ...]:
     """The messages of a recorded reply of status 200. `api` is one of `Api`."""
     dialect = next(one for one in _DIALECTS if one.api == api)
     asked = TurnRequest(Api(api), "", False, {}, (), dialect, DigestMemo(b""))

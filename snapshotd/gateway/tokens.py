@@ -60,7 +60,7 @@ class TokenCapture(ABC):
         """The request as it is sent."""
         return json.dumps({**self._body, **self.added}).encode()
 
-    def less(self) -> bool:
+    def give_up_fields(self) -> bool:
         """The provider refused the fields: go on with the next set. False if none was added."""
         if not self.added:
             return False
@@ -215,7 +215,7 @@ class TokenFilter:
     def end(self) -> bytes:
         """The rest of a reply that has ended, or was cut."""
         rest = self._rest()
-        return rest if self._passing or self._streamed else self._rewritten(rest) or rest
+        return rest if self._passing or self._streamed else self._rewrite(rest) or rest
 
     def _rest(self) -> bytes:
         rest = bytes(self._held)
@@ -236,12 +236,12 @@ class TokenFilter:
     def _event(self, event: bytes) -> bytes:
         lines = event.splitlines()
         data = [line.partition(b":")[2].removeprefix(b" ") for line in lines if line.startswith(b"data:")]
-        if not data or (written := self._rewritten(b"\n".join(data))) is None:
+        if not data or (written := self._rewrite(b"\n".join(data))) is None:
             return event
         others = [line for line in lines if line and not line.startswith(b"data:")]
         return b"\n".join([*others, b"data: " + written, b"", b""])
 
-    def _rewritten(self, data: bytes) -> bytes | None:
+    def _rewrite(self, data: bytes) -> bytes | None:
         """The JSON without whatever was taken out; None if nothing was."""
         value = json_body.parse_or_none(data)
         if not isinstance(value, dict) or not self._capture.take(value):

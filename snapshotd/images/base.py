@@ -18,10 +18,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from snapshotd.errors import SnapshotdError
 from snapshotd.types import Image, ImageID
 
 Progress = Callable[[str], None]
 """Receives one line of progress for people."""
+
+
+def innermost_reason(exc: BaseException) -> str:
+    """The operating system's message, which a library has wrapped in several of its own errors."""
+    while exc.__context__ is not None and not isinstance(exc.__context__, SnapshotdError):  # one that a caller is at
+        exc = exc.__context__
+    return exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
 
 
 class ImageRows(Protocol):

@@ -20,6 +20,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from snapshotd.config import read_variables
@@ -250,25 +251,16 @@ def _public(said: str) -> str:
 
 def _tidy(root_fd: int) -> None:
     for path in _REMOVED:
-        _each(root_fd, path, lambda fd, name: files.remove_tree(fd, name))
+        parent, _, name = path.rpartition(b"/")
+        with suppress(FileNotFoundError), files.closing_fd(_open(root_fd, parent)) as fd:
+            files.remove_tree(fd, name)
     for path in _EMPTIED:
-        try:
-            fd = files.open_beneath(root_fd, path, files.DIR_FLAGS)
-        except FileNotFoundError:
-            continue
-        with files.closing_fd(fd):
-            for name in os.listdir(fd):
-                files.remove_tree(fd, name)
+        with suppress(FileNotFoundError), files.closing_fd(_open(root_fd, path)) as fd:
+            files.empty_dir(fd)
 
 
-def _each(root_fd: int, path: bytes, action: Callable[[int, bytes], None]) -> None:
-    parent, _, name = path.rpartition(b"/")
-    try:
-        fd = files.open_beneath(root_fd, parent, files.DIR_FLAGS)
-    except FileNotFoundError:
-        return
-    with files.closing_fd(fd):
-        action(fd, name)
+def _open(root_fd: int, path: bytes) -> int:
+    return files.open_beneath(root_fd, path, files.DIR_FLAGS)
 
 
 def _write_sources(root_fd: int, mirrors: list[Mirror]) -> None:
@@ -276,8 +268,7 @@ def _write_sources(root_fd: int, mirrors: list[Mirror]) -> None:
     if not mirrors:
         return  # the bootstrapper wrote its defaults
     with files.closing_fd(files.make_dirs(root_fd, b"etc/apt/sources.list.d")) as fd:
-        for name in os.listdir(fd):
-            files.remove_tree(fd, name)
+        files.empty_dir(fd)
         text = "\n".join(
             f"Types: deb\nURIs: {m.public_uri()}\nSuites: {' '.join(m.suites)}\nComponents: main\nSigned-By: {recipes.KEYRING}\n"
             for m in mirrors

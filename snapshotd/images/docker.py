@@ -10,8 +10,9 @@ import docker
 import requests
 from docker.errors import DockerException, ImageNotFound
 
-from snapshotd.errors import NotFound, SandboxFailed, SnapshotdError, Unsupported
+from snapshotd.errors import NotFound, SandboxFailed, Unsupported
 from snapshotd.formats.ingest import IngestReport, ingest_tar
+from snapshotd.images.base import innermost_reason
 from snapshotd.images.chunks import Chunks
 from snapshotd.images.config import ImageConfig, check_platform, parse_config
 from snapshotd.kernel import files
@@ -23,13 +24,6 @@ LABEL = "snapshotd.image-import"
 """Label on the containers that are made here: it explains them to a person who finds one after a crash."""
 
 
-def _reason(exc: BaseException) -> str:
-    """The operating system's message, which the SDK wraps in three of its own errors."""
-    while exc.__context__ is not None and not isinstance(exc.__context__, SnapshotdError):  # one that a caller is at
-        exc = exc.__context__
-    return exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
-
-
 class DockerImages:
     """The images of the engine that the environment (DOCKER_HOST) or the default socket leads to."""
 
@@ -38,7 +32,10 @@ class DockerImages:
         try:
             client = docker.from_env(timeout=_TIMEOUT_S)
         except DockerException as exc:
-            message = f"the Docker engine cannot be reached ({_reason(exc)}); start it, or import from a file or build a recipe instead"
+            message = (
+                f"the Docker engine cannot be reached ({innermost_reason(exc)}); start it, or import from a file or build a "
+                "recipe instead"
+            )
             raise Unsupported(message) from exc
         try:
             yield client

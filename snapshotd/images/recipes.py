@@ -107,7 +107,7 @@ def load_recipe(folder: Path) -> Recipe:
         raise UsageError(f"{folder}/image.toml: workdir must be an absolute path, not {workdir!r}")
     if not isinstance(packages, list) or not all(isinstance(p, str) and _PACKAGE.fullmatch(p) for p in packages):
         raise UsageError(f"{folder}/image.toml: packages must be a list of Debian package names")
-    if variant == "machine" and ({"suite", "packages"} & set(data) or any(map(os.path.lexists, _added(folder)))):
+    if variant == "machine" and ({"suite", "packages"} & set(data) or any(map(os.path.lexists, _additions(folder)))):
         raise UsageError(
             f"{folder}/image.toml: an image of this machine's programs has no packages; leave out suite, packages, files and "
             "customize, or choose another variant"
@@ -129,7 +129,7 @@ def load_recipe(folder: Path) -> Recipe:
     )
 
 
-def _added(folder: Path) -> tuple[Path, Path]:
+def _additions(folder: Path) -> tuple[Path, Path]:
     return folder / "files", folder / "customize"
 
 

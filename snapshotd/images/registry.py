@@ -18,9 +18,10 @@ from urllib.parse import urlsplit
 
 import requests
 
-from snapshotd.errors import NotFound, NotPermitted, SandboxFailed, SnapshotdError, UsageError
+from snapshotd.errors import NotFound, NotPermitted, SandboxFailed, UsageError
 from snapshotd.formats.tar_reader import ByteSource
 from snapshotd.images.archive_file import MAX_JSON_BYTES
+from snapshotd.images.base import innermost_reason
 from snapshotd.images.chunks import Chunks
 
 _TIMEOUT_S = (10, 60)
@@ -91,11 +92,11 @@ class RegistryBlobs:
             return io.BytesIO(known), len(known)
         self._end()
         self._answer = self._get(f"{self._base}/blobs/{digest}")
-        with self._told():
+        with self._naming_errors():
             return Chunks(self._pieces(self._answer)), int(self._answer.headers["Content-Length"])
 
     def _pieces(self, answer: requests.Response) -> Iterator[bytes]:
-        with self._told():
+        with self._naming_errors():
             yield from answer.iter_content(_PIECE_BYTES)
 
     def _manifest(self, wanted: str) -> str:
@@ -116,7 +117,7 @@ class RegistryBlobs:
         return digest
 
     def _get(self, url: str, accept: str = "*/*") -> requests.Response:
-        with self._told():
+        with self._naming_errors():
             answer = self._ask(url, accept)
             if answer.status_code == 401:
                 self._log_in(answer.headers.get("WWW-Authenticate", ""))
@@ -159,19 +160,13 @@ class RegistryBlobs:
         return Chunks(self._pieces(answer)).read_all(MAX_JSON_BYTES)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _naming_errors(self) -> Iterator[None]:
         try:
             yield
         except (requests.RequestException, OSError, ValueError, KeyError) as exc:
-            raise SandboxFailed(f"the registry of {self._name} cannot be read: {_reason(exc)}") from exc
+            raise SandboxFailed(f"the registry of {self._name} cannot be read: {innermost_reason(exc)}") from exc
 
     def _end(self) -> None:
         if self._answer is not None:
             self._answer.close()
             self._answer = None
-
-
-def _reason(exc: BaseException) -> str:
-    while exc.__context__ is not None and not isinstance(exc.__context__, SnapshotdError):  # one that a caller is at
-        exc = exc.__context__
-    return exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)

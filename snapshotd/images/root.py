@@ -38,7 +38,7 @@ def prepare_root(root_fd: int) -> None:
         _directory(root_fd, path, mode, "a sandbox mounts its own there")
     for path, mode in _DIRECTORIES:
         _directory(root_fd, path, mode, "every sandbox has one")
-    with files.closing_fd(files.open_dir(root_fd, b"etc")) as etc, _times_kept(etc):
+    with files.closing_fd(files.open_dir(root_fd, b"etc")) as etc, _keep_times(etc):
         for path in _FILES:
             _file(etc, path.rpartition(b"/")[2])
 
@@ -58,7 +58,7 @@ def _directory(root_fd: int, path: bytes, mode: int, why: str) -> None:
                 f"/{path.decode()} of the image is not a real directory but a link or file, and {why}; repair the image"
             )
             raise UsageError(message) from exc
-        with _times_kept(parent):
+        with _keep_times(parent):
             os.mkdir(name, 0o700, dir_fd=parent)
             with files.closing_fd(files.open_dir(parent, name)) as made:
                 files.give(made, 0, 0)  # an ordinary user's daemon is another user in its namespace
@@ -84,7 +84,7 @@ def _file(etc: int, name: bytes) -> None:
 
 
 @contextmanager
-def _times_kept(dir_fd: int) -> Iterator[None]:
+def _keep_times(dir_fd: int) -> Iterator[None]:
     before = os.fstat(dir_fd).st_mtime_ns
     yield
     os.utime(dir_fd, ns=(before, before))

@@ -60,11 +60,11 @@ class SharedBuilds:
         """Fill the empty directory `root` with the build `key` (a hexadecimal digest), or by `build`, whose result is
         kept then. Raises the errors of `build`, and OutOfSpace for `root`; nothing that is wrong with the directory of
         builds is an error."""
-        with self._opened(progress) as directory:
+        with self._open(progress) as directory:
             if directory is None:
                 build()
                 return
-            with _locked(directory, key, progress):
+            with _lock(directory, key, progress):
                 if self._take(directory, key, root, progress):
                     return
                 build()
@@ -74,7 +74,7 @@ class SharedBuilds:
                     progress(f"the build is not kept for other state directories: {exc.strerror or exc}")
 
     @contextmanager
-    def _opened(self, progress: Progress) -> Iterator[int | None]:
+    def _open(self, progress: Progress) -> Iterator[int | None]:
         """A descriptor of the directory. None, with the reason told, if it is not ours alone."""
         try:
             fd = _own_directory(self._path)
@@ -147,7 +147,7 @@ def _is_ours(st: os.stat_result) -> bool:
 
 
 @contextmanager
-def _locked(directory: int, key: str, progress: Progress) -> Iterator[None]:
+def _lock(directory: int, key: str, progress: Progress) -> Iterator[None]:
     """Alone with one build, until the descriptor is closed: locks of descriptors, so threads exclude each other, too."""
     with files.closing_fd(
         os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
@@ -220,5 +220,4 @@ def _lacks_room(said: RawIOBase) -> bool:
 
 def _empty(root: Path) -> None:
     with files.closing_fd(os.open(root, files.DIR_FLAGS)) as fd:
-        for name in os.listdir(fd):
-            files.remove_tree(fd, name)
+        files.empty_dir(fd)

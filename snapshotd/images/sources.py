@@ -7,7 +7,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -73,11 +73,8 @@ def _open_file(path: Path) -> BinaryIO:
 
 
 def _layout(path: Path) -> Iterator[Source]:
-    blobs = FolderBlobs(path)
-    try:
+    with closing(FolderBlobs(path)) as blobs:
         yield of_archive("oci layout", open_archive(blobs, f"the OCI layout {path}"))
-    finally:
-        blobs.close()
 
 
 def of_archive(kind: str, archive: ImageArchive) -> Source:
@@ -116,7 +113,7 @@ def _seekable(raw: BinaryIO, what: str, scratch: Path) -> Iterator[BinaryIO]:
     """The archive itself if it is plain, else unpacked into an unnamed file."""
     head = raw.read(512)
     raw.seek(0)
-    if head[257:262] == b"ustar" or not _is_packed(head):
+    if head[257:262] == b"ustar" or not head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\x00")):
         yield raw
         return
     with tempfile.TemporaryFile(dir=scratch, buffering=0) as file:
@@ -129,7 +126,3 @@ def _seekable(raw: BinaryIO, what: str, scratch: Path) -> Iterator[BinaryIO]:
             files.write_all(file.fileno(), data)  # `write` takes a part without an error when the disk is full
         file.seek(0)
         yield file
-
-
-def _is_packed(head: bytes) -> bool:
-    return head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\x00"))

@@ -22,8 +22,8 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -75,7 +75,7 @@ class ImageStore(Images):
 
     def _sweep(self) -> None:
         known = {image.id for image in self._catalog.images.list()}
-        with files.closing_fd(os.open(self._dir, files.DIR_FLAGS)) as fd:
+        with _open_dir(self._dir) as fd:
             for name in os.listdir(fd):
                 if name not in known:
                     files.remove_tree(fd, name)
@@ -135,7 +135,7 @@ class ImageStore(Images):
                 archive = of_archive("registry", open_archive(blobs, f"the image {source} of the registry"))
             except (NotFound, SandboxFailed) as exc:
                 raise NotFound(f"{none_here}, and {exc.message}") from exc
-            return self._from_source(archive, source, _checked_name(name), progress)
+            return self._from_source(archive, source, _check_name(name), progress)
 
     # -- making --------------------------------------------------------------------------------------------------------
 
@@ -143,15 +143,14 @@ class ImageStore(Images):
         found = recipes.find_recipe(recipe)
         own = machine.content() if found.variant == "machine" else None
         facts = _Facts(
-            _checked_name(name or found.name),
+            _check_name(name or found.name),
             f"recipe {found.name}",
             found.source_id if own is None else f"{found.source_id}:{own.digest}",
             found.env,
             found.workdir,
         )
         with self._making:
-            have = self._reuse(facts, progress)
-            if have:
+            if have := self._reuse(facts, progress):
                 return have
             if own is not None:
                 progress(f"making the image {facts.name} of this machine's own programs")
@@ -184,34 +183,28 @@ class ImageStore(Images):
             ) from exc
 
     def _from_docker(self, docker_name: str, name: str, progress: Progress) -> Image:
-        checked = _checked_name(name)
+        checked = _check_name(name)
         with self._making:
             config = self._docker.inspect(docker_name)
             facts = _Facts(checked, f"docker {docker_name}", config.source_id, config.env, config.workdir)
-            have = self._reuse(facts, progress)
-            if have:
-                return have
 
             def fill(root: Path) -> None:
-                with _opened(root) as fd:
+                with _open_dir(root) as fd:
                     self._warn(self._docker.extract(config, fd, progress).warnings, progress)
 
-            return self._make(facts, fill)
+            return self._reuse(facts, progress) or self._make(facts, fill)
 
     def _from_path(self, path: Path, name: str | None, progress: Progress) -> Image:
-        checked = _checked_name(name or _default_name(path))
+        checked = _check_name(name or _default_name(path))
         with self._making, open_source(path, self._dir, progress) as source:
             return self._from_source(source, str(path), checked, progress)
 
     def _from_source(self, source: Source, where: str, name: str, progress: Progress) -> Image:
         facts = _Facts(name, f"{source.kind} {where}", source.source_id, source.env, source.workdir)
-        have = self._reuse(facts, progress)
-        if have:
-            return have
-        return self._make(facts, lambda root: self._extract(source, root, progress))
+        return self._reuse(facts, progress) or self._make(facts, lambda root: self._extract(source, root, progress))
 
     def _extract(self, source: Source, root: Path, progress: Progress) -> None:
-        with _opened(root) as fd:
+        with _open_dir(root) as fd:
             for report in source.extract(fd, progress):
                 self._warn(report.warnings, progress)
 
@@ -264,20 +257,19 @@ class ImageStore(Images):
         tmp = self._dir / f"{_TMP}{image_id}"
         try:
             (tmp / "root").mkdir(parents=True)
-            os.chmod(
-                tmp, 0o711
-            )  # the container's root may be an unprivileged id that must get through; above, the store is 0700
+            # The container's root may be an unprivileged id that must get through; above, the store is 0700.
+            os.chmod(tmp, 0o711)
             files.give(str(tmp / "root"), 0, 0)  # an ordinary user's daemon is another user in its namespace
             os.chmod(tmp / "root", 0o755)
             os.utime(tmp / "root", ns=(MADE_AT_NS, MADE_AT_NS))  # many an archive says nothing of its root
             fill(tmp / "root")
-            with _opened(tmp / "root") as fd:
+            with _open_dir(tmp / "root") as fd:
                 if prepare:
                     prepare_root(fd)
                 size, count = measure(fd)
                 files.sync_filesystem(fd)
             os.rename(tmp, self._dir / image_id)
-            with _opened(self._dir) as fd:
+            with _open_dir(self._dir) as fd:
                 os.fsync(fd)
             now = time.time_ns()
             made = row or Image(
@@ -297,7 +289,7 @@ class ImageStore(Images):
         return made
 
     def _discard(self, image_id: ImageID) -> None:
-        with _opened(self._dir) as fd:
+        with _open_dir(self._dir) as fd:
             for name in (f"{_TMP}{image_id}", image_id):
                 files.remove_tree(fd, name)
 
@@ -307,18 +299,16 @@ class ImageStore(Images):
         image = self.find(ref)
         self._catalog.images.remove(image.id)
         self._catalog.flush()  # before the files go: after a power cut there must be no row without them
-        with _opened(self._dir) as fd:
+        with _open_dir(self._dir) as fd:
             os.rename(image.id, f"{_TMP}{image.id}", src_dir_fd=fd, dst_dir_fd=fd)
             files.remove_tree(fd, f"{_TMP}{image.id}")
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    with files.closing_fd(os.open(path, files.DIR_FLAGS)) as fd:
-        yield fd
+def _open_dir(path: Path) -> AbstractContextManager[int]:
+    return files.closing_fd(os.open(path, files.DIR_FLAGS))
 
 
-def _checked_name(name: str) -> str:
+def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{printable(name.encode())!r} cannot be an image's name; use letters, digits, and `_.:/@-` after the first"

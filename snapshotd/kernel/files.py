@@ -318,6 +318,12 @@ def remove_tree(dir_fd: int, name: bytes | str, *, one_device: bool = False) -> 
         os.rmdir(name, dir_fd=dir_fd)
 
 
+def empty_dir(dir_fd: int) -> None:
+    """Delete everything in a directory, as `remove_tree` does."""
+    for name in os.listdir(dir_fd):
+        remove_tree(dir_fd, name)
+
+
 def _open_to_empty(dir_fd: int, name: bytes) -> int:
     """Open a directory that is to be removed. An ordinary user's own may forbid that, and what is needed next."""
     with closing_fd(os.open(name, DIR_FLAGS | os.O_PATH, dir_fd=dir_fd)) as held:

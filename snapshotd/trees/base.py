@@ -50,6 +50,9 @@ _KINDS = {
     stat.S_IFBLK: Kind.BLOCK_DEVICE,
 }
 
+FORMATS = {kind: bits for bits, kind in _KINDS.items()}
+"""The type bits of `st_mode`, inode(7)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:

@@ -24,14 +24,13 @@ from functools import partial
 from snapshotd.kernel import turns
 from snapshotd.kernel.abilities import TRUSTED, Marks
 from snapshotd.kernel.files import closing_fd, drop_xattrs, fd_path, identity_of, is_empty_dir, open_dir, write_all
-from snapshotd.trees.base import Child, RestoreReport
+from snapshotd.trees.base import FORMATS, Child, RestoreReport
 from snapshotd.trees.lookup import Handles, Node, entry_path, make_whiteout
 from snapshotd.trees.target import ACL_NAMES, Owner, WrittenTree
 from snapshotd.trees.view import Directory, View
 from snapshotd.types import Kind
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_DEVICE_TYPES = {Kind.CHAR_DEVICE: stat.S_IFCHR, Kind.BLOCK_DEVICE: stat.S_IFBLK}
 
 _BATCH_FILES = 128
 _BATCH_BYTES = 2 << 20
@@ -331,7 +330,7 @@ class Writer:
         elif entry.kind is Kind.SOCKET:
             os.mknod(child.name, stat.S_IFSOCK | 0o600, dir_fd=dir_fd)
         elif entry.rdev or entry.kind is Kind.BLOCK_DEVICE:
-            os.mknod(child.name, _DEVICE_TYPES[entry.kind] | 0o600, entry.rdev, dir_fd=dir_fd)
+            os.mknod(child.name, FORMATS[entry.kind] | 0o600, entry.rdev, dir_fd=dir_fd)
         elif entry.kind is Kind.CHAR_DEVICE and self._whiteouts:
             make_whiteout(dir_fd, child.name, self._marks)
             return

@@ -109,10 +109,7 @@ def _fork(engine: Engine, snapshot: Snapshot) -> str:
 def _lazy_pid(engine: Engine) -> int:
     lazy = engine.life._cold._lazy
     assert lazy is not None
-    lazy.start()
-    pid: int | None = lazy.pid  # type: ignore[attr-defined]
-    assert pid is not None
-    return pid
+    return lazy.start().pid  # type: ignore[attr-defined]
 
 
 def _in_thread(work: Callable[[], object]) -> threading.Thread:
@@ -137,7 +134,7 @@ def _held_back(engine: Engine) -> Iterator[None]:
 
 def _kill_lazy(engine: Engine) -> None:
     os.kill(_lazy_pid(engine), signal.SIGKILL)
-    wait_until(lambda: not engine.life._cold._lazy.alive(), "it is dead")  # type: ignore[union-attr]
+    wait_until(lambda: engine.life._cold._lazy.server() is None, "it is dead")  # type: ignore[union-attr]
 
 
 def test_a_cold_fork_whose_fuse_process_is_killed_while_it_is_read(engine: Engine, cold: Snapshot) -> None:

@@ -57,6 +57,12 @@ def poll(condition: Callable[[], object], deadline_s: float = 60) -> None:
         time.sleep(0.02)
 
 
+def serving_pid(lazy: LazyMount) -> int:
+    server = lazy.server()
+    assert server is not None
+    return server.pid
+
+
 class Rig:
     """A repository in a file, mounts of it, and overlays over them. Everything goes with `close`."""
 
@@ -314,9 +320,8 @@ def test_killing_the_server_fails_its_readers_at_once_and_it_comes_back(rig: Rig
     fd = lazy.open_layer(tree, below, 0)
     rig.opened.callback(os.close, fd)
     merged = rig.overlay(fd, tmp_path / "image")
-    assert lazy.alive()
-    assert lazy.pid is not None
-    os.kill(lazy.pid, signal.SIGSTOP)  # so that a reader is certainly in the middle
+    assert lazy.server() is not None
+    os.kill(serving_pid(lazy), signal.SIGSTOP)  # so that a reader is certainly in the middle
     reader = subprocess.Popen(
         ["cat", str(merged / "file")], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -326,11 +331,11 @@ def test_killing_the_server_fails_its_readers_at_once_and_it_comes_back(rig: Rig
             or "request_wait" in Path(f"/proc/{reader.pid}/wchan").read_text()
         )
     )
-    os.kill(lazy.pid, signal.SIGKILL)
+    os.kill(serving_pid(lazy), signal.SIGKILL)
     _, said = reader.communicate(timeout=60)
     assert reader.returncode == 1
     assert any(os.strerror(code) in said for code in (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO)), said
-    poll(lambda: not lazy.alive())
+    poll(lambda: lazy.server() is None)
     with pytest.raises(OSError, match=r"not connected|aborted|Input"):
         (merged / "file").read_bytes()
 
@@ -346,8 +351,7 @@ def test_a_server_that_does_not_answer_is_killed(rig: Rig, tmp_path: Path, monke
     tree = rig.archive(tmp_path / "image")
     lazy = rig.lazy()
     lazy.start()
-    assert lazy.pid is not None
-    os.kill(lazy.pid, signal.SIGSTOP)
+    os.kill(serving_pid(lazy), signal.SIGSTOP)
     with pytest.raises(SandboxFailed, match="cannot be read through FUSE"):
         lazy.open_layer(tree, tree, 0)
     os.close(lazy.open_layer(tree, tree, 0))
@@ -365,8 +369,7 @@ def test_killed_again_and_again_it_never_gives_other_bytes_nor_hangs(rig: Rig, t
         fd = lazy.open_layer(tree, below, 0)
         merged = rig.overlay(fd, tmp_path / "image")
         os.close(fd)
-        victim = lazy.pid
-        assert victim is not None
+        victim = serving_pid(lazy)
         killer = threading.Timer(0.005 * round_number, os.kill, (victim, signal.SIGKILL))
         killer.start()
         for number in range(40):
@@ -381,7 +384,7 @@ def test_killed_again_and_again_it_never_gives_other_bytes_nor_hangs(rig: Rig, t
             assert time.monotonic() - began < 60
         killer.join()
         rig.leave(merged)
-        poll(lambda: not lazy.alive())
+        poll(lambda: lazy.server() is None)
     assert whole
 
 
@@ -412,7 +415,7 @@ starter = threading.Thread(target=lazy.start)  # a thread that ends must not tak
 starter.start()
 starter.join()
 lazy.open_layer(sys.argv[2], sys.argv[2], 0)
-print(lazy.pid, flush=True)
+print(lazy.server().pid, flush=True)
 threading.Event().wait()
 """
 
@@ -421,7 +424,7 @@ def test_a_server_that_cannot_mount_says_so(rig: Rig, tmp_path: Path) -> None:
     lazy = LazyMount([*CHILD, "lazy", str(tmp_path / "no such repository")], tmp_path / "lazy")
     with pytest.raises(Unsupported, match="serve it ended"):
         lazy.start()
-    assert not lazy.alive()
+    assert lazy.server() is None
     lazy.close()
     lazy.close()
 

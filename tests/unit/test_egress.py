@@ -16,7 +16,7 @@ from snapshotd.egress.places import LinkedNamespace
 from snapshotd.egress.proxy import ProxyProcess
 from snapshotd.egress.refusals import RefusalLog
 from snapshotd.egress.stream import Stream
-from snapshotd.egress.web import _passed_on, may_be_http
+from snapshotd.egress.web import _drop_ambiguous, may_be_http
 
 
 def test_a_zone_is_part_of_no_address() -> None:
@@ -54,11 +54,11 @@ def test_a_request_after_empty_lines_is_one() -> None:
 
 def test_only_a_change_to_websocket_and_one_length_go_on() -> None:
     socket_asked = [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
-    assert _passed_on(socket_asked) == socket_asked
+    assert _drop_ambiguous(socket_asked) == socket_asked
     h2c = [(b"connection", b"Upgrade, HTTP2-Settings"), (b"upgrade", b"h2c"), (b"http2-settings", b"x"), (b"a", b"b")]
-    assert _passed_on(h2c) == [(b"a", b"b")]
+    assert _drop_ambiguous(h2c) == [(b"a", b"b")]
     both = [(b"content-length", b"3"), (b"transfer-encoding", b"chunked")]
-    assert _passed_on(both) == [(b"transfer-encoding", b"chunked")]
+    assert _drop_ambiguous(both) == [(b"transfer-encoding", b"chunked")]
 
 
 def test_first_words_come_in_so_many_pieces_and_cost_so_much_memory() -> None:

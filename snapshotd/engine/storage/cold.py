@@ -37,7 +37,7 @@ _WRITERS = 8
 class LazyServer(Protocol):
     """The FUSE mount that serves layers that are not there yet (fuse/lazy.py)."""
 
-    def start(self) -> None:
+    def start(self) -> object:
         """Mount, unless it is mounted: then the first `open_layer` need not wait for it. Unsupported: it never will,
         and has told the log so. InternalError: the process was killed."""
 

@@ -21,7 +21,7 @@ from snapshotd.engine.transfer.trajectories.scratch import Scratch, encode
 from snapshotd.engine.transfer.trajectories.turns import family
 from snapshotd.errors import OutOfSpace, UsageError
 from snapshotd.gateway.base import RecordedReply
-from snapshotd.gateway.routes import said
+from snapshotd.gateway.routes import read_recorded
 from snapshotd.scores import ExperimentBranch
 from snapshotd.types import (
     BlobID,
@@ -89,7 +89,7 @@ class Rig:
 
     def export(self, head: Snapshot, form: Literal["atif", "jsonl"], line: Trajectory | None = None) -> list[Any]:
         written: list[bytes] = []
-        export_trajectory(self.context, said, line or self.line, head, form, None, written.append)
+        export_trajectory(self.context, read_recorded, line or self.line, head, form, None, written.append)
         lines = b"".join(written).splitlines()
         if form == "atif":
             assert [problem(one) for one in lines] == [None] * len(lines)
@@ -245,7 +245,7 @@ def test_messages_of_any_shape(rig: Rig) -> None:
     head = rig.step(rig.first, HOSTILE, [model])
     for form in ("atif", "jsonl"):
         written: list[bytes] = []
-        warnings = export_trajectory(rig.context, said, rig.line, head, form, None, written.append)  # type: ignore[arg-type]
+        warnings = export_trajectory(rig.context, read_recorded, rig.line, head, form, None, written.append)  # type: ignore[arg-type]
         whole = b"".join(written)
         assert whole.isascii()
         assert b"\x1b" not in whole
@@ -298,7 +298,7 @@ def test_memory_does_not_grow_with_the_trajectory(rig: Rig, parts: int) -> None:
 
     tracemalloc.start()
     try:
-        export_trajectory(rig.context, said, rig.line, at, "atif", None, count)
+        export_trajectory(rig.context, read_recorded, rig.line, at, "atif", None, count)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -420,7 +420,7 @@ def test_the_calls_of_a_lane_of_gemini_have_the_ids_of_the_journal(rig: Rig) -> 
 
 def test_a_reply_is_read_again_in_its_own_api() -> None:
     stream = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\ndata: [DONE]\n\n'
-    (message,) = said("openai-chat", RecordedReply(200, "text/event-stream", stream))
+    (message,) = read_recorded("openai-chat", RecordedReply(200, "text/event-stream", stream))
     assert message == Message("assistant", "a")
 
 
@@ -437,7 +437,7 @@ def test_the_score_of_an_experiments_branch_is_in_it(rig: Rig) -> None:
     rig.catalog.experiments.add(other, [replace(scored, run=1, trajectory="0" * 32)])
     written: list[bytes] = []
     progress: list[str] = []
-    export_trajectories(rig.context, said, rig.line.id, "jsonl", True, written.append, progress.append)
+    export_trajectories(rig.context, read_recorded, rig.line.id, "jsonl", True, written.append, progress.append)
     lines = [json.loads(line) for line in b"".join(written).splitlines()]
     assert [line["name"] for line in lines] == ["agent", "repair.v1.warm.2", "other.warm.1"]
     wanted = {"experiment": "repair.v1", "label": "warm", "run": 2, "state": "scored", "score": 0.5, "passed": True}

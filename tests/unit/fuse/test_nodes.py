@@ -43,14 +43,14 @@ class Shown:
 
     def root(self, name: bytes = b"here") -> ShownNode:
         node = self.nodes.of_item(self.nodes.get(ROOT_NUMBER), name, self.place)
-        self.nodes.known(node)
+        self.nodes.note_lookup(node)
         self.nodes.open_place(node)
         return node
 
     def child(self, parent: ShownNode, name: bytes) -> ShownNode:
         assert parent.tree is not None
         node = self.nodes.of_child(parent, parent.tree.view.find(parent.directory, name))
-        self.nodes.known(node)
+        self.nodes.note_lookup(node)
         return node
 
 
@@ -115,7 +115,7 @@ def test_places_with_one_tree_share_its_view_but_no_numbers(shown: Shown) -> Non
 
 def test_a_place_is_opened_when_it_is_entered_and_once(shown: Shown) -> None:
     node = shown.nodes.of_item(shown.nodes.get(ROOT_NUMBER), b"here", shown.place)
-    shown.nodes.known(node)
+    shown.nodes.note_lookup(node)
     assert shown.views == []
     shown.nodes.forget([(node.number, 1)])
     assert len(shown.nodes) == 1
