@@ -36,7 +36,7 @@ class NameServer:
         self._streams = 0
 
     def change(self, rules: HostRules) -> None:
-        """Other rules, from now on."""
+        """Apply other rules from now on."""
         self._rules = rules
 
     async def answer(self, question: NameQuestion) -> bytes:
@@ -60,7 +60,7 @@ class NameServer:
     # -- datagrams -----------------------------------------------------------------------------------------------------
 
     def take_datagrams(self, sock: socket.socket) -> None:
-        """Answer those that have come to a socket which tells where they were sent (IP_PKTINFO)."""
+        """Answer the datagrams that have come to a socket, which tells where each was sent (IP_PKTINFO)."""
         for _ in range(_AT_ONCE):
             try:
                 data, ancillary, flags, sender = sock.recvmsg(names.QUESTION_MAX_BYTES, 64)

@@ -28,7 +28,7 @@ class Buffers:
         return max(_LEAST_BYTES, min(wanted, most, (self._most - self.held) // _SHARE))
 
     def open(self) -> int | None:
-        """There is one more open socket. The size for the kernel's buffers of it; None: they need none."""
+        """Count one more open socket. Returns the size for the kernel's buffers of it; None: the kernel's own."""
         self._open += 1
         return self._kernel_bytes()
 
@@ -36,11 +36,11 @@ class Buffers:
         return next((size for most, size in _KERNEL_BYTES if self._open <= most), _KERNEL_LEAST_BYTES)
 
     def close(self) -> None:
-        """There is one open socket less."""
+        """Count one open socket less."""
         self._open -= 1
 
     def hold(self, count: int) -> None:
-        """So many more are held; fewer, if negative."""
+        """Count so many more bytes as held; fewer, if negative."""
         self.held += count
 
     def check(self) -> None:

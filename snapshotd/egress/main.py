@@ -84,7 +84,7 @@ class ProxySockets:
             )
 
     def _apply(self, rules: HostRules, listeners: dict[int, socket.socket]) -> None:
-        """Listeners of ports that no rule has any more are closed."""
+        """Apply rules, with listeners for new ports. Listeners of ports that no rule has any more are closed."""
         self._listeners |= listeners
         for listener in listeners.values():
             self._loop.add_reader(listener, self._accept, listener, self._relay.take)
@@ -107,7 +107,7 @@ class ProxySockets:
                 take(taken)
 
     def _tell(self, message: dict[str, Any]) -> None:
-        """Say it even if the daemon reads late."""
+        """Send a message to the daemon, again until the daemon has room for it."""
         if not self._say(message):
             self._loop.call_later(_TELL_AGAIN_S, self._tell, message)
 

@@ -24,7 +24,7 @@ class RefusalLog:
         self._left, self._at = float(_BURST), now()
 
     def add(self, sentence: str) -> None:
-        """Something was refused."""
+        """Pass on that something was refused."""
         sentence, now = printable(sentence, REFUSAL_MAX), self._now()
         if now - self._said.get(sentence, float("-inf")) < _QUIET_S:
             return

@@ -40,7 +40,7 @@ class Relay:
         self._open: dict[asyncio.Task[None], set[HostTarget]] = {}
 
     def change(self, rules: HostRules) -> None:
-        """Other rules, from now on. Connections that they do not allow end."""
+        """Apply other rules from now on. Connections that they do not allow end."""
         self._rules = rules
         for task, targets in list(self._open.items()):
             if not all(self._is_allowed(target) for target in targets):
@@ -107,7 +107,7 @@ class Relay:
         return target.address not in POOL and self._rules.allows_address(target.address, target.port)
 
     async def _connect(self, target: HostTarget) -> Stream:
-        """To the first address of a target that takes a connection. NotAllowed, OSError."""
+        """Connect to the first address of a target that takes a connection. NotAllowed, OSError."""
         current = asyncio.current_task()
         if current in self._open:
             self._open[current].add(target)
@@ -129,7 +129,8 @@ class Relay:
     # -- what a connection says ----------------------------------------------------------------------------------------
 
     async def _tunnel(self, target: HostTarget, client: Stream, first: bytes) -> None:
-        """Bytes for a target, in whatever protocol. A server name in them has to be the target's. NotAllowed, OSError."""
+        """Carry the bytes of a client to a target, in whatever protocol. A server name in them has to be the target's.
+        NotAllowed, OSError."""
         if target.port in (_HTTP_PORT, _TLS_PORT) and target.name is not None:
             await self._tunnel_said(target, client, first, None)
             return
@@ -143,7 +144,7 @@ class Relay:
             upstream.close()
 
     async def _tunnel_greeted(self, target: HostTarget, client: Stream, upstream: Stream) -> None:
-        """A protocol in which the server speaks first. The client's first words are still looked at."""
+        """Carry a protocol in which the server speaks first. The client's first words are still checked."""
 
         async def ask() -> None:
             first = await client.receive()
@@ -155,7 +156,7 @@ class Relay:
         await together(upstream.copy_to(client), ask())
 
     async def _tunnel_said(self, target: HostTarget, client: Stream, first: bytes, upstream: Stream | None) -> None:
-        """A protocol in which the client speaks first. `upstream`: the server's end, if there is one already."""
+        """Carry a protocol in which the client speaks first. `upstream`: the server's end, if there is one already."""
         head, shaken = client.head(), 0
         first, kind = await _first_words(head, first)
         if target.name is not None:

@@ -59,7 +59,7 @@ class Stream:
         self._hold(-self._held)
 
     async def send(self, data: bytes | memoryview) -> None:
-        """All of these."""
+        """Send all of the data."""
         async with asyncio.timeout(IDLE_DEADLINE_S):
             await self._loop.sock_sendall(self._sock, data)
 
@@ -77,7 +77,7 @@ class Stream:
                 self._loop.remove_reader(self._sock)
 
     async def copy_to(self, other: Stream) -> None:
-        """Everything that comes, until the other side says no more; then say so too."""
+        """Copy everything that comes to `other`, until this side says no more; then tell `other` so."""
         while data := await self.receive(CHUNK_BYTES):
             await other.send(data)
         with contextlib.suppress(OSError):  # it has ended already
@@ -136,12 +136,12 @@ async def connect(address: Address, port: int, buffers: Buffers) -> Stream:
 
 
 async def copy_both(one: Stream, other: Stream) -> None:
-    """Everything that each says to the other, until both say no more. OSError: one has ended before."""
+    """Copy in both directions, until both sides say no more. OSError: one has ended before."""
     await together(one.copy_to(other), other.copy_to(one))
 
 
 async def together(*works: Coroutine[object, object, None]) -> None:
-    """Do all of these at once. The first error ends the others, and is raised."""
+    """Run several coroutines at once. The first error ends the others, and is raised."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         await asyncio.gather(*tasks)

@@ -65,8 +65,8 @@ class WayOut:
         self._conceal = conceal
 
     def apply(self, rules: HostRules) -> None:
-        """Reach what these rules allow, from the return of this on. Connections that they do not allow are cut. SandboxFailed:
-        nothing is reached."""
+        """Put rules in force. On return the sandbox reaches what they allow, and connections that they do not allow are
+        cut. SandboxFailed: nothing is reached."""
         with self._lock:
             self._rules = rules
             self._put_in_force()
@@ -122,7 +122,7 @@ class WayOut:
             return (*self._refused, *more)
 
     def forget_refused(self, sentences: Iterable[str]) -> None:
-        """A snapshot has these."""
+        """Forget sentences that a snapshot has."""
         with self._lock:
             for sentence in sentences:
                 self._refused.pop(sentence, None)

@@ -168,7 +168,8 @@ class HttpRelay:
         return self._upstream[1]
 
     async def _exchange(self, peer: h11.Connection, upstream: Stream) -> bool:
-        """The request's body one way, the response the other. False: the connection has been something else since."""
+        """Send the request's body one way and the response the other. False: the connection has switched to another
+        protocol, and has ended."""
         sending = asyncio.create_task(self._send_body(peer, upstream))
         responding = asyncio.create_task(self._send_response(peer, upstream))
         try:

@@ -46,7 +46,7 @@ class Tally:
         self.warn = self._warnings.add
 
     def count(self, reason: str) -> None:
-        """Something that may happen to every entry. `reason` reads well after "N entries: "."""
+        """Count something that may happen to every entry. `reason` reads well after "N entries: "."""
         if len(self._repeated) < _WARNINGS_LIMIT or reason in self._repeated:
             self._repeated[reason] += 1
         else:

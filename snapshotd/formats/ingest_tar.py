@@ -313,7 +313,7 @@ class _TarIngest:
             self._dress(fd, path, member)
 
     def _special(self, member: Member, parent: int, name: bytes) -> bool:
-        """False: it made nothing that has attributes."""
+        """Make a fifo, a device or a whiteout. False: nothing was made that has attributes."""
         if member.kind is MemberKind.FIFO:
             os.mkfifo(name, 0o600, dir_fd=parent)
             return True

@@ -214,7 +214,7 @@ class _Writer:
     # -- files ---------------------------------------------------------------------------------------------------------
 
     def _file(self, path: bytes, child: Child, xattrs: dict[bytes, bytes]) -> bool:
-        """False if it cannot be in the stream."""
+        """Write a file. False: it cannot be in the stream."""
         entry = child.entry
         if not entry.size:
             self._header(path, entry, xattrs=xattrs)

@@ -206,7 +206,7 @@ class Exchange:
         return self._settings.hang_ups.watch(self._peer.fd, lambda: self._forwarder.abort(HUNG_UP))
 
     def _tell(self, failed: UpstreamFailed) -> None:
-        """No answer from the provider. Clients may try again, unless nothing is configured."""
+        """Tell the agent that the provider gave no answer. Clients may try again, unless nothing is configured."""
         headers = (NO_RETRY,) if failed.status == 404 else ()
         self._peer.answer(failed.status, error_body(self.provider, failed.status, failed.message), headers)
 

@@ -146,7 +146,7 @@ class Forwarder:
                 _shut_down(self._connection)
 
     def close(self) -> None:
-        """Give everything back. The thread that sends calls it last."""
+        """Close the connections. The thread that sends calls it last."""
         if self._client is not None:
             self._client.close()
         with self._lock:

@@ -29,7 +29,7 @@ class Recording:
         self._stream = dialect.stream_reader(request)
 
     def take(self, piece: bytes) -> None:
-        """Learn from the next piece."""
+        """Record the next piece."""
         self.body_bytes += len(piece)
         if self.body_bytes <= self._limit:
             self._body += piece
@@ -55,7 +55,7 @@ class Recording:
         return self.streamed and self._stream.finished
 
     def reply(self, failure: str | None, started_at_ns: int, duration_ns: int) -> TurnReply:
-        """The whole. `failure`: why the reply ended early, if it did."""
+        """The recorded reply. `failure`: the reason why it ended early, if it did."""
         content = self._content()
         if (
             failure is None

@@ -73,7 +73,7 @@ class TokenCapture(ABC):
         True if something was taken out."""
 
     def note(self, name: str, values: Iterator[Any], kinds: type | tuple[type, ...]) -> None:
-        """Keep numbers that came."""
+        """Keep numbers that the provider sent."""
         kept = self._found.setdefault(name, [])
         kept += [value for value in values if isinstance(value, kinds) and not isinstance(value, bool)]
         del kept[_MOST:]

@@ -245,7 +245,7 @@ def _failure(recipe: Recipe, last: deque[str]) -> SnapshotdError:
 
 
 def _public(said: str) -> str:
-    """Without the passwords of addresses, and the mark of an error."""
+    """A line of output without the passwords in addresses, and without the mark of an error."""
     return re.sub(r"//[^/@\s]*@", "//", said.removeprefix("E: "))
 
 

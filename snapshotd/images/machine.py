@@ -77,7 +77,8 @@ class Content:
 
 
 def content() -> Content:
-    """Look for it: half a second. Unsupported when this machine's Python does not work."""
+    """Find everything that is taken from this machine, in half a second. Unsupported when this machine's Python does
+    not work."""
     found = Content({}, {})
     programs = [path for name in _PROGRAMS.split() if (path := shutil.which(name, path=_PATH)) is not None]
     python = shutil.which("python3", path=_PATH)

@@ -100,7 +100,7 @@ class RegistryBlobs:
             yield from answer.iter_content(_PIECE_BYTES)
 
     def _manifest(self, wanted: str) -> str:
-        """Fetch one; its digest. Everything that it names is a manifest, too."""
+        """Fetch a manifest, and return its digest. Everything that it names is a manifest, too."""
         with self._get(f"{self._base}/manifests/{wanted}", _MANIFESTS) as answer:
             body = self._text(answer)
         digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
@@ -142,7 +142,7 @@ class RegistryBlobs:
         )
 
     def _log_in(self, challenge: str) -> None:
-        """As nobody in particular."""
+        """Get a token that the registry gives to everybody."""
         asked = dict(_PARAMETER.findall(challenge))
         realm = asked.pop("realm", "")
         if not challenge.lower().startswith("bearer ") or urlsplit(realm).scheme not in (

@@ -148,7 +148,7 @@ def _is_ours(st: os.stat_result) -> bool:
 
 @contextmanager
 def _lock(directory: int, key: str, progress: Progress) -> Iterator[None]:
-    """Alone with one build, until the descriptor is closed: locks of descriptors, so threads exclude each other, too."""
+    """Hold the lock of one build. It belongs to the open file, so threads exclude each other, too."""
     with files.closing_fd(
         os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
     ) as fd:

@@ -171,7 +171,7 @@ class Ability:
     lost: str
     fix: str
     without_root: tuple[str, str] | None = None
-    """`lost` and `fix` for an ordinary user, where these are others."""
+    """`lost` and `fix` for an ordinary user, where they differ."""
 
 
 _NEWER = "boot a newer kernel"
@@ -253,6 +253,6 @@ ABILITIES: tuple[Ability, ...] = (
 
 
 def container_ids(ids: int) -> IdMap:
-    """The map of a container's ids in a user namespace with this number of them: the same ids, without the user's own
-    where there is a range."""
+    """The id map of a container in a user namespace that has so many ids: the same numbers inside and outside, without
+    the user's own where the user has a range."""
     return IdMap(0, max(ids - 1, 1))

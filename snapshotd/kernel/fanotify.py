@@ -107,7 +107,7 @@ class InodeMarks(_Marks):
         return True
 
     def read(self) -> InodeEvents:
-        """All events that wait. An opening by this process itself is none."""
+        """All events that wait, but for openings by this process."""
         told, own = InodeEvents(), os.getpid()
         for mask, pid, record in self._events():
             told.lost |= bool(mask & _OVERFLOW)

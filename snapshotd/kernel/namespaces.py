@@ -157,7 +157,7 @@ def user_namespace(id_map: IdMap) -> int:
 
 
 def check_user_namespace(id_map: IdMap) -> None:
-    """OSError where a user namespace with this map cannot be made to live in."""
+    """Make sure that a user namespace with this map, for processes to live in, can be made. OSError: it cannot."""
     os.close(_user_namespace(f"0 {id_map.base} {id_map.count}\n"))
 
 

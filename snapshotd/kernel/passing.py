@@ -25,7 +25,7 @@ def receive(connection: socket.socket, max_bytes: int, max_fds: int) -> tuple[by
 
 @contextlib.contextmanager
 def in_memory(document: dict[str, Any]) -> Iterator[int]:
-    """A descriptor of a file in memory that has the document, as JSON: it may be longer than a packet."""
+    """Yields a descriptor of a file in memory with the document as JSON, which may be longer than a packet."""
     with open(os.memfd_create("document", os.MFD_CLOEXEC), "w") as file:
         json.dump(document, file)
         file.flush()

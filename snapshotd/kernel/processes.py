@@ -28,7 +28,8 @@ _PIDFD_INFO = struct.Struct("Q52xi")
 
 
 def allow_files(wanted: int) -> None:
-    """Have this process, and those that it starts, have so many files open, or as many as it may. Never fewer than before."""
+    """Raise the limit of open files of this process, and of those that it starts, to `wanted`, or to the hard limit.
+    Never lowers it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:

@@ -117,9 +117,9 @@ def range_sharing_problem() -> str | None:
 
 
 def enter(earlier: int | None = None, ids: int = 0) -> None:
-    """Give this process a user namespace with all capabilities in it, which programs that it starts keep. `earlier`: the
-    inode of the namespace of an earlier daemon, which is entered if something still lives in it. `ids`: the number of ids
-    that it has to have, since files have them; 0: as many as there are.
+    """Give this process a user namespace with all capabilities in it, which programs that it starts keep. `earlier`:
+    the inode of the namespace of an earlier daemon, which is entered if something still lives in it. `ids`: the number
+    of ids that the namespace needs, because files have them; 0: as many as the user has.
 
     From the main thread, before others start. OSError, with the reason: the machine allows none, or not so many ids.
     """
@@ -183,7 +183,7 @@ def owner_outside() -> tuple[int, int] | None:
 
 
 def as_its_root() -> tuple[str, ...]:
-    """The words to put before a program's that asks for the user id 0 where it needs capabilities alone."""
+    """Words to put before a command whose program demands the user id 0, although it needs capabilities alone."""
     return () if is_root() else ("setpriv", "--reuid=0", "--regid=0", "--clear-groups", "--")
 
 
@@ -198,7 +198,7 @@ def _enter_new(ids: int) -> None:
         )
     wants_range = missing is None and ids != 1
     ranges = (_range_in(_RANGE_FILES[0]), _range_in(_RANGE_FILES[1])) if wants_range else None
-    map_ids = _helper(uid, gid, ranges)
+    map_ids = _start_mapper(uid, gid, ranges)
     _unshare()
     if map_ids():
         return
@@ -235,9 +235,9 @@ def _outside(file: str, number: int) -> tuple[int, int]:
     raise OSError(errno.EINVAL, f"the id {number} is not mapped in {file}")
 
 
-def _helper(uid: int, gid: int, ranges: tuple[_Range | None, _Range | None] | None) -> Callable[[], bool]:
-    """A process outside of the namespace that is about to be made, which maps the ranges when it is told to: the
-    function does that, and says False if the user has to be mapped alone."""
+def _start_mapper(uid: int, gid: int, ranges: tuple[_Range | None, _Range | None] | None) -> Callable[[], bool]:
+    """Start a process that stays outside of the namespace which is made next. The returned function has it map the
+    ranges into that namespace; False: the user has to be mapped alone."""
     if ranges is None:
         return lambda: False
     go, done = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
@@ -297,12 +297,13 @@ def _range_in(file: str) -> _Range | None:
 
 
 def _own_names() -> set[str]:
-    """The names of this user in such a file."""
+    """The names under which /etc/subuid and /etc/subgid may list this user."""
     return {_user_name(), str(os.getuid())}
 
 
 def _free_first() -> int:
-    """The first id of a range that no user has: users with the same ids could end, and own, what is each other's."""
+    """The first id of a range that no user has. Two users with the same ids could end each other's processes and own
+    each other's files."""
     given = [found for file in _RANGE_FILES for _, found in _ranges(file)]
     return max([_FIRST_SPARE, *(found.first + found.count for found in given)])
 

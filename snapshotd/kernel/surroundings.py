@@ -20,15 +20,16 @@ _MASKS = ("tmpfs", "devtmpfs", "proc")
 
 
 def enter_own_mounts() -> None:
-    """Give this process, and what it starts, a mount namespace to which mounts from outside still arrive. OSError: it has
-    not the right to."""
+    """Give this process, and what it starts, a mount namespace to which mounts from outside still arrive. OSError: this
+    process lacks the right."""
     sc.call("unshare", sc.CLONE_NEWNS)
     sc.call("mount", "none", "/", None, sc.MS_REC | sc.MS_SLAVE, None)
 
 
 def make_fit() -> None:
-    """Undo what stands in the way, in a mount namespace and a cgroup namespace of this process's own; where nothing does,
-    it stays in those that it has. From the main thread, before others start. OSError: it has not the right to."""
+    """Take the masks of /proc and /sys away, and make cgroups writable, in namespaces of this process's own. Where
+    nothing is in the way, the process stays in the namespaces that it has. From the main thread, before others start.
+    OSError: this process lacks the right."""
     found = mounts.read_mountinfo()
     masks = [one.point for one in found if _hides(one)]
     hierarchies = [one for one in found if one.fs_type in ("cgroup", "cgroup2")]

@@ -139,8 +139,8 @@ class _DeltaCopier(ChangeCopier):
         return True
 
     def _continues(self, path: bytes, signature: Signature, below: Signature) -> bool:
-        """True for the directory that stood there. Another one may have its inode number: what it hides of the image, it
-        hides by a mark."""
+        """True if the directory is the one that stood here at the snapshot before. A new one may have the same inode
+        number, but has the mark by which it hides the image's."""
         if not stat.S_ISDIR(signature[1]) or not stat.S_ISDIR(below[1]) or signature[0] != below[0]:
             return False
         if signature == below:

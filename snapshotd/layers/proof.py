@@ -40,19 +40,20 @@ class Proof:
         self._proven: set[LayerID] = set()
 
     def close(self) -> None:
-        """Nothing is proven after it."""
+        """Close the files, and let the witness end. Nothing is proven afterwards."""
         if self._image_fd >= 0:
             os.close(self._image_fd)
         if self._witness is not None:
             self._witness.close()
 
     def watch(self) -> None:
-        """No layer is here that must not be trusted. From now on what is captured is written. OSError."""
+        """Have a witness tell if what is captured from now on is written. Before that, no layer may be left that must
+        not be trusted. OSError."""
         if self._witness is not None and not self.missing:
             self._witness.watch(self._root, self._image)
 
     def settle(self) -> None:
-        """Nothing is captured any more: have the next daemon trust the layers. OSError: they are not durable."""
+        """Have the next daemon trust the layers. Nothing may be captured any more. OSError: they are not durable."""
         self.sync()
         if self._witness is not None and not self.missing:
             self._witness.settle()
@@ -94,5 +95,5 @@ class Proof:
         self._proven |= wanted
 
     def forget(self, layer: LayerID) -> None:
-        """The layer is gone, or another has its id."""
+        """Forget a layer that is gone, or whose id another one has."""
         self._proven.discard(layer)

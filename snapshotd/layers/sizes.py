@@ -49,14 +49,14 @@ class LayerSizes:
             return sum(self._sized.values() if layers is None else (self._sized.get(layer, 0) for layer in layers))
 
     def move(self, made: LayerID, layer: LayerID) -> None:
-        """A layer has another id."""
+        """Note that a layer has another id."""
         with self._lock:
             for sizes in (self._sized, self._unnoted):
                 if sizes is not None and made in sizes:
                     sizes[layer] = sizes.pop(made)
 
     def forget(self, layer: LayerID) -> None:
-        """The layer is no more."""
+        """Forget a layer that is no more."""
         with self._lock:
             if self._sized is not None:
                 self._sized.pop(layer, None)

@@ -265,7 +265,7 @@ class LayerStore:
             self._lazy.pop(layer, None)
 
     def forget(self, layer: LayerID) -> None:
-        """A lazy layer will not come."""
+        """Give up a lazy layer, which will not come."""
         with self._lock:
             self._lazy.pop(layer, None)
             self._pins.discard(layer)

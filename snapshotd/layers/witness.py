@@ -55,7 +55,7 @@ class Witness:
         self.proven = os.pread(self._fd, len(OPEN), 0) in (WHOLE, b"")  # empty: made just now
 
     def watch(self, layers: Path, image: Path | None) -> None:
-        """From now on the layers are written to. Before the first write that counts. OSError."""
+        """Start the process that outlives this daemon. Before the first write to the layers that counts. OSError."""
         self._write(OPEN)
         files.sync_dir(self._path.parent)
         with contextlib.ExitStack() as opened:
@@ -73,7 +73,7 @@ class Witness:
             )
 
     def settle(self) -> None:
-        """The layers are durable, and nothing writes to them any more. OSError."""
+        """Note that the layers are durable. Nothing may write to them any more. OSError."""
         self._write(WHOLE)
 
     def close(self) -> None:

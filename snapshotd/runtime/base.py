@@ -180,7 +180,8 @@ class Keeper(Protocol):
         before."""
 
     def close(self) -> None:
-        """This daemon needs it no more. Returns when the keeper has ended, or at once if it holds something."""
+        """Tell the keeper that this daemon needs it no more. Returns when the keeper has ended, or at once if it holds
+        something."""
 
 
 class Runtime(ABC):

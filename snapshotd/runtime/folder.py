@@ -91,7 +91,7 @@ class FolderRuntime(Runtime):
         return None
 
     def rename(self, container: Container, hostname: str) -> None:
-        """Nothing: the hostname is the machine's."""
+        """Does nothing: the hostname is the machine's."""
 
     def destroy(self, container_id: ContainerID) -> None:
         with self._lock:

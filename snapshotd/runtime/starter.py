@@ -63,7 +63,7 @@ class _Resident:
             socket.send_fds(self._connection, [b"."], fds)
 
     def let_go(self) -> None:
-        """It ends once it has started the commands that were sent."""
+        """Let it end once it has started the commands that were sent."""
         with self._lock:
             self._connection.close()
 
@@ -189,8 +189,8 @@ class Starter:
     def make(
         self, container: ContainerID, order: dict[str, Any], group: Cgroup, settings: GroupSettings, id_map: IdMap
     ) -> int | None:
-        """Make a sandbox, with its cgroup and its resident: the process id of its init, a child of this process, once it
-        runs. None: it could not be made, and what there is of it has no process that is not in its cgroup. Raises
+        """Make a sandbox, with its cgroup and its resident: the process id of its init, a child of this process, once
+        it runs. None: it could not be made, and all of its processes that there are are in its cgroup. Raises
         SandboxFailed."""
         if not self.used:
             return None
@@ -230,7 +230,7 @@ class Starter:
                 _end(answer)
 
     def forget(self, container_id: ContainerID, resident: _Resident | None = None) -> None:
-        """The container is destroyed, or this resident of it is of no use. Idempotent."""
+        """Forget a container that is destroyed, or a resident of it that is of no use. Idempotent."""
         with self._lock:
             known = self._residents.get(container_id)
             if resident in (None, known):

@@ -82,7 +82,7 @@ class _Applying:
         self._writer.close()
 
     def change(self, change: Change) -> None:
-        """One change; they come in the order of a walk."""
+        """Make one change. Changes come in the order of a walk."""
         parts = [part for part in change.path.split(b"/") if part]
         if self._gone is not None and parts[: len(self._gone)] == self._gone:
             return
@@ -204,8 +204,8 @@ class _Applying:
         return place
 
     def _renew(self, place: _Place) -> None:
-        """A directory that stays, with other metadata: attributes that it has no more go now, the rest is written when
-        it is left."""
+        """Give a directory that stays other metadata: attributes that it has no more are removed now, the rest is
+        written when the walk leaves it."""
         place.made = True
         path = fd_path(self._writer.fd(place.frame))
         wanted = self._view.directory_xattrs(place.frame.source)
@@ -214,7 +214,7 @@ class _Applying:
                 os.removexattr(path, name)
 
     def _leave(self, place: _Place) -> None:
-        """Everything in it is written."""
+        """Complete a directory in which everything is written."""
         if place.made:
             self._writer.finish_directory(place.frame)
         elif place.touched:

@@ -282,7 +282,7 @@ class _Archiver:
         return at
 
     def _scan(self, fd: int, directory: _Directory) -> None:
-        """`fd` stays valid: nothing here asks for another directory's descriptor."""
+        """Read a directory of the layer. `fd` stays valid: nothing here asks for another directory's descriptor."""
         known, device, pending = directory.known, self._device, []
         files: Files = []
         for name in sorted(map(os.fsencode, os.listdir(fd))):
@@ -302,7 +302,8 @@ class _Archiver:
         directory.pending = pending
 
     def _save_files(self, directory: _Directory, fd: int, files: Files) -> None:
-        """Files that are new here, have one name, and are not empty."""
+        """Save files that are new here, have one name, and are not empty: in other processes, where the writer has
+        some."""
         saved = self._writer.save_files(
             fd, [PlainFile(name, self._device, st.st_ino, st.st_size) for name, st in files]
         )

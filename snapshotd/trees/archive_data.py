@@ -130,7 +130,7 @@ def _data_in(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _join_touching(pieces: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The same, with pieces that touch as one."""
+    """The pieces, with those that touch joined into one."""
     begun: tuple[int, int] | None = None
     for start, end in pieces:
         if begun is not None and start == begun[1]:

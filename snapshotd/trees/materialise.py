@@ -208,7 +208,8 @@ class Writer:
         return entered
 
     def _end(self, frame: DirectoryFrame) -> None:
-        """All entries are written, or on their way. Metadata come last: writing into the directory changes its time."""
+        """Finish a directory whose entries are all written, or on their way. Metadata come last: writing into the
+        directory changes its time."""
         if self._pool is None:
             self.finish_directory(frame)
             return

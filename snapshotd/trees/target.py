@@ -105,8 +105,8 @@ class WrittenTree:
             )
 
     def _try(self, directory: Node, name: bytes, what: str, action: Callable[[], object], *more: int) -> None:
-        """One piece of metadata that may be lost. `more`: errors that also mean "cannot hold" (a full disk, where one
-        value is too big)."""
+        """Set one piece of metadata, or warn that it is lost. `more`: errors that also mean "cannot hold" (a full disk,
+        where one value is too big)."""
         try:
             action()
         except OSError as exc:

@@ -357,8 +357,8 @@ def swap_is_counted() -> bool:
 
 
 def hand_down_controllers(root: str) -> dict[str, str]:
-    """Let the groups below the group `root` of version 2 have limits. The controllers that they cannot have, with the
-    reasons.
+    """Let the groups below the group `root` of version 2 have limits. Returns the controllers that they cannot have,
+    with the reasons.
 
     No group has both, processes and controllers for groups below, but the one at the top. In a container, `root` is the
     container's own and this process is in it: all that is in there moves to a group beside the sandboxes' then. Before

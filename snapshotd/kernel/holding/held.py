@@ -1,4 +1,5 @@
-"""Members that can be held: they stand still until they are let go, whatever stops them for a moment meanwhile."""
+"""Members of a sandbox that can be held: they stand still until `let_go`, also when `freeze` and `thaw` come in
+between."""
 
 from __future__ import annotations
 

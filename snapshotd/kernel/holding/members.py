@@ -1,5 +1,5 @@
-"""The processes of a container as the engine handles them: all of them found, stopped and let go on. By a cgroup of their
-own (cgroup.py), or, where this process may make none, by their pid namespace, with signals.
+"""The processes of a container, which the engine lists, stops and lets go on: by a cgroup of their own (cgroup.py), or,
+where this process may make none, by their pid namespace, with signals.
 
 In a pid namespace every process of a container is a member for good: only the container's init can have made it, or a
 command that was started in it from outside, and its system call filter keeps it from making another one. When init ends,

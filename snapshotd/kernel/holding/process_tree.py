@@ -32,6 +32,7 @@ class ProcessTree(StoppedBySignals):
             return False
 
     def thaw(self) -> None:
-        """As `StoppedBySignals`, but for one without a `freeze` before: no earlier daemon has left anything."""
+        """Let every process go on. Does nothing without a `freeze` before: no earlier daemon has left stopped
+        processes."""
         if self._stopped is not None:
             StoppedBySignals.thaw(self)

@@ -25,7 +25,7 @@ class ContainerUse:
 
 
 def measure(members: Members) -> ContainerUse:
-    """SandboxFailed: it is gone."""
+    """The processor time and memory of a container. SandboxFailed: it is gone."""
     pids = members.members()
     if isinstance(members, HeldMembers):
         members = members.inner

@@ -65,7 +65,7 @@ class _Watch:
         """All that was stopped; None: nothing is to stand still."""
 
     def left_s(self) -> float | None:
-        """Until everything has to stand still; None: it does, or nothing was said yet."""
+        """Seconds until everything has to stand still. None: it does already, or the daemon has said nothing yet."""
         if self._until_ns is None or self._stopped is not None:
             return None
         return max(0, self._until_ns + self._slack_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) / 1e9

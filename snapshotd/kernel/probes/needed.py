@@ -94,7 +94,7 @@ def _boot() -> str:
 
 
 def _own_code() -> int:
-    """A new version may ask for other things."""
+    """The time of this file: another version may probe other things."""
     return os.stat(__file__).st_mtime_ns
 
 

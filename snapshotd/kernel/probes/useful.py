@@ -1,4 +1,5 @@
-"""Probes of what is good to have, and what sandboxes can do without. Each says None, or the reason why it is not there."""
+"""Probes of abilities that are useful, and that sandboxes can do without. Each returns None, or the reason why the
+ability is missing."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ Filters = list[tuple[bytes, int]]
 
 
 def answer(fd: int, **answer: object) -> None:
-    """One of the lines that a request is answered with."""
+    """Write one line of the answer to a request."""
     with contextlib.suppress(BrokenPipeError):  # the daemon does not wait for it any more
         os.write(fd, json.dumps(answer).encode() + b"\n")
 

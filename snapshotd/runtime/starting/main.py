@@ -119,7 +119,8 @@ def _serve(connection: socket.socket, init: int | None, action: Callable[[list[i
 
 
 def _begin(fds: list[int]) -> NoReturn:
-    """In a new process of the starter's: be what the request says."""
+    """Runs in a new process of the starter: become the resident, or the holder of a user namespace, that the request
+    asks for."""
     request_fd, answer_fd, socket_fd = fds[:_BIRTHPLACE]
     request = passing.read_document(request_fd)
     if request.keys() == {"owner"}:
