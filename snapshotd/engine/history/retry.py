@@ -106,7 +106,7 @@ class Retry:
 
     def _plan(self, trajectory: Trajectory, head: Snapshot, name: str) -> _Plan:
         state = self._catalog.state(head.id)
-        task, listed = tasks.find(state, name), tasks.listed(state)
+        task, listed = tasks.find(state, name), tasks.tasks_of(state)
         if task.began is None:
             raise Conflict(
                 f"the task {name!r} cannot be retried: it has not begun; `snapshotd resume {short(trajectory.id)}` goes on"
@@ -119,7 +119,7 @@ class Retry:
             )
         target = line[0]
         self._rewinding.check_files(trajectory, target)
-        then = {t.name for t in tasks.listed(self._catalog.state(target.id)) if t.status == tasks.COMPLETED}
+        then = {t.name for t in tasks.tasks_of(self._catalog.state(target.id)) if t.status == tasks.COMPLETED}
         wanted = [t for t in listed if t.status == tasks.COMPLETED and t.name not in again and t.name not in then]
         kept = tuple(sorted((self._kept(t, line, again) for t in wanted), key=lambda k: line.index(k.began)))
         self._check_files(line, kept)

@@ -73,11 +73,11 @@ class AgentCalls(AgentHandler):
     def claim(self, pid: int, call_ids: tuple[str, ...]) -> set[str]:
         return self._recorder.pending.claim(call_ids)
 
-    def ended(self, call_id: str) -> str | None:
+    def find_end(self, call_id: str) -> str | None:
         entry = self._recorder.find(call_id)
         return None if entry is None or entry.status is None else entry.snapshot or self._sandbox.head
 
-    def lost(self, pid: int, call_ids: tuple[str, ...]) -> None:
+    def lose(self, pid: int, call_ids: tuple[str, ...]) -> None:
         self._recorder.pending.lose(call_ids)
         for call_id in call_ids:
             self._output.discard(call_id)
@@ -89,7 +89,7 @@ class AgentCalls(AgentHandler):
             if (
                 event["event"] == "output"
                 and call_id is not None
-                and self._recorder.pending.opened(call_id) is not None
+                and self._recorder.pending.find_open(call_id) is not None
             ):
                 self._output.restore(call_id, event["stream"], base64.b64decode(event["data_b64"]), event.get("rid"))
 
@@ -100,7 +100,7 @@ class AgentCalls(AgentHandler):
         return self._journal.begin(intent, cancelled) if known is None else known
 
     def body_writer(self, call_id: str) -> BodyWriter:
-        opened = self._recorder.pending.opened(call_id)
+        opened = self._recorder.pending.find_open(call_id)
         return _Memory() if opened is not None and opened.entry.kind is EntryKind.MODEL else self._writer()
 
     def _writer(self) -> ConcealedWriter:
@@ -155,7 +155,7 @@ class AgentCalls(AgentHandler):
             writer.discard()
 
     def output(self, call_id: str, stream: StreamName, data: bytes, rid: str | None = None) -> None:
-        if self._recorder.pending.opened(call_id) is not None:
+        if self._recorder.pending.find_open(call_id) is not None:
             self._output.write(call_id, stream, data, rid)
 
     def checkpoint(self, pid: int, call_id: str, name: str, within: str | None, *, again: bool = False) -> Answer:

@@ -269,7 +269,7 @@ class Recorder:
 
     def reopen(self, call_id: str) -> Open | None:
         """The open call, if it has begun and its end is not recorded; its process asks again."""
-        opened = self.pending.opened(call_id)
+        opened = self.pending.find_open(call_id)
         if opened is not None:
             return opened
         entry = self.find(call_id)
@@ -289,9 +289,9 @@ class Recorder:
             record, self.sandbox.head, [entry for entry in unbound if entry.status is None], known.__contains__
         )
 
-    def cut_off(self, call_id: str) -> None:
+    def record_cut_off(self, call_id: str) -> None:
         """Record that a call ended with its daemon: its caller asks again."""
-        if self.pending.opened(call_id) is not None:
+        if self.pending.find_open(call_id) is not None:
             self.pending.lose([call_id])
             error = "the daemon was killed meanwhile; it was asked again"
             self._end(Ended(CallID(call_id), CallStatus.UNKNOWN, time.time_ns(), error=error))

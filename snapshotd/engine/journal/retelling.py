@@ -66,7 +66,7 @@ class Retelling:
             self._pass_edit()
         return self._position
 
-    def known(self, start: int) -> Iterator[Message]:
+    def known_messages(self, start: int) -> Iterator[Message]:
         """The messages that the program knows of, from number `start`."""
         count = max(0, self.position - start)
         return islice(self._catalog.conversation(self._told.id, start), count) if count else iter(())
@@ -75,7 +75,7 @@ class Retelling:
         """Take the recorded message that this is. OtherWords."""
         position = self.position
         before, after, held = self.held.around(message)
-        recorded = self._recorded(position, len(before) + 1 + len(after))
+        recorded = self._read(position, len(before) + 1 + len(after))
         if tuple(recorded[: len(before)]) != before:
             raise OtherWords(recorded[0] if recorded else None)
         known = next(iter(recorded[len(before) :]), None)
@@ -85,7 +85,7 @@ class Retelling:
         self.held = held if joined else HeldMessages(after)
         self._position = position + len(before) + 1 + (len(after) if joined else 0)
 
-    def around(self, message: Message) -> tuple[Sequence[Message], Sequence[Message]]:
+    def take_around(self, message: Message) -> tuple[Sequence[Message], Sequence[Message]]:
         """Take the messages of a person that come before and behind this new one of the program."""
         before, after, self.held = self.held.around(message)
         return before, after
@@ -104,16 +104,16 @@ class Retelling:
         edit = self._edits.pop(0)
         self._position = edit.edited.messages
         if edit.held:
-            end = self._recorded(max(0, self._position - LOOKED_AT), LOOKED_AT, edit.edited)
+            end = self._read(max(0, self._position - LOOKED_AT), LOOKED_AT, edit.edited)
             self.held = HeldMessages(self.held.messages + edit.held, unanswered(end))
 
     def _move(self, position: int) -> None:
         """The program knows of the conversation up to there."""
         if self.held.messages:
-            self.held = self.held.behind(self._recorded(self._position, position - self._position))
+            self.held = self.held.behind(self._read(self._position, position - self._position))
         self._position = position
 
-    def _recorded(self, start: int, count: int, upto: Snapshot | None = None) -> list[Message]:
+    def _read(self, start: int, count: int, upto: Snapshot | None = None) -> list[Message]:
         """So many messages of the conversation that the program tells, or of that `upto` a snapshot."""
         told = upto or self._told
         count = min(count, told.messages - start)

@@ -103,11 +103,11 @@ class AgentHandler(Protocol):
         """A process reconnects that had begun these calls on another connection. Returns the calls that are open and
         wait for it."""
 
-    def ended(self, call_id: str) -> str | None:
+    def find_end(self, call_id: str) -> str | None:
         """The answer that `call_end` gave or would have given, for a process that sends it again. None: the call has
         not ended."""
 
-    def lost(self, pid: int, call_ids: tuple[str, ...]) -> None:
+    def lose(self, pid: int, call_ids: tuple[str, ...]) -> None:
         """A connection ended with these calls open. Their ends will never come."""
 
     def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event, *, again: bool = False) -> Answer:
@@ -180,4 +180,4 @@ class HandlerSlot:
     def lose(self, pid: int, call_ids: tuple[str, ...]) -> None:
         """Tell the handler, if there is one, of a connection that ended with calls open."""
         if self._handler is not None:
-            self._handler.lost(pid, call_ids)
+            self._handler.lose(pid, call_ids)

@@ -108,7 +108,7 @@ class AgentServer:
         self.close()
 
     @contextmanager
-    def parking(self, pid: int, parked: bool, reason: str | None = None) -> Iterator[None]:
+    def park(self, pid: int, parked: bool, reason: str | None = None) -> Iterator[None]:
         """Count `pid` as parked inside the block, if it claims to be; else `reason` is its explanation."""
         if not parked:
             _LOG.debug("process %d is not parked: %r", pid, (reason or "no reason given")[:200])

@@ -16,7 +16,7 @@ from snapshotd.api.record import UNSET
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
 from snapshotd.engine.journal import idempotency
-from snapshotd.engine.journal.replay import Resumption, origin_of, shown
+from snapshotd.engine.journal.replay import Resumption, excerpt, origin_of
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.errors import Ambiguous, Conflict, NotFound, Undecided, UsageError
 from snapshotd.failpoints import hit
@@ -70,7 +70,7 @@ class Resumes:
             sandbox, calls = self._sessions.launch(trajectory, began, head)
         try:
             self._catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
-            self._sessions.adopt(sandbox, calls, resumption, idempotency.cut_off(self._catalog, trajectory))
+            self._sessions.adopt(sandbox, calls, resumption, idempotency.cut_off_keys(self._catalog, trajectory))
             self._sessions.start_agent(sandbox, trajectory.agent)
         except BaseException:
             self._sessions.discard(sandbox)
@@ -143,7 +143,7 @@ def _named(ref: str, cut_off: Sequence[JournalEntry], trajectory: Trajectory) ->
 
 
 def _question(trajectory: Trajectory, entries: Sequence[JournalEntry]) -> str:
-    calls = "; ".join(f"{short(entry.id)} {entry.name} with {shown(entry.arguments, 200)}" for entry in entries[:5])
+    calls = "; ".join(f"{short(entry.id)} {entry.name} with {excerpt(entry.arguments, 200)}" for entry in entries[:5])
     more = f" and {len(entries) - 5} more" if len(entries) > 5 else ""
     return (
         f"nobody knows whether these irreversible calls of {short(trajectory.id)} happened: {calls}{more}; find out, then "

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog
 from snapshotd.engine.journal.pipeline import Journal
-from snapshotd.engine.journal.reuse import counted
+from snapshotd.engine.journal.reuse import reuse_count
 from snapshotd.engine.runs.execution import KILLED, Execution, reached_limit, status_of
 from snapshotd.engine.sandbox.kept import KeptProcess
 from snapshotd.engine.sandbox.pump import CommandOutcome
@@ -57,7 +57,7 @@ class Program:
         sandbox, trajectory = self._sandbox, self._sandbox.trajectory
         argv = tuple(map(self._context.secrecy.of(trajectory).reveal_text, agent.argv))
         spec = self._execution.spec(sandbox, argv, agent.cwd, agent.env, agent.user)
-        self._journal.replay.when_live(self._outlive)
+        self._journal.replay.call_when_live(self._outlive)
         try:
             self._kept.open()
             self._process, _ = self._execution.start(sandbox, spec, keep=self._kept.key)
@@ -148,7 +148,7 @@ class Program:
                 "exit",
                 {
                     "argv": list(agent.argv if agent is not None else ()),
-                    **counted(self._context.catalog, sandbox.trajectory),
+                    **reuse_count(self._context.catalog, sandbox.trajectory),
                 },
                 status=status_of(outcome),
                 exit_code=outcome.exit_code,

@@ -20,7 +20,7 @@ from snapshotd.engine.journal.idempotency import Keys
 from snapshotd.engine.journal.keyvalue import KeyValueStore
 from snapshotd.engine.journal.pipeline import Journal
 from snapshotd.engine.journal.replay import Resumption
-from snapshotd.engine.journal.reuse import counted
+from snapshotd.engine.journal.reuse import reuse_count
 from snapshotd.engine.protocol.agent_handler import HandlerSlot
 from snapshotd.engine.runs.commands import Commands
 from snapshotd.engine.runs.execution import Execution
@@ -336,7 +336,7 @@ class Sessions:
                 self._launcher.end(sandbox)
             self._background.wait()
             count = self._context.catalog.count_snapshots(trajectory.id)
-            reused = counted(self._context.catalog, trajectory)
+            reused = reuse_count(self._context.catalog, trajectory)
         except SnapshotdError as exc:
             log.append({"event": "warning", "message": exc.message})
             count = sandbox.writer.seq
