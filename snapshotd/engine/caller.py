@@ -73,7 +73,7 @@ class Caller:
 
     # -- listening -----------------------------------------------------------------------------------------------------
 
-    def heard(self) -> set[Stream]:
+    def hear(self) -> set[Stream]:
         """Make `fd` unreadable until there is something new. The streams that were closed since the last time."""
         try:
             os.eventfd_read(self.fd)

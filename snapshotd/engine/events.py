@@ -2,7 +2,7 @@
 
 A reader that comes late or comes back reads from the beginning; a slow reader holds up nothing else; memory does not
 grow with output. After `max_bytes` of one run only snapshots, warnings and the end are recorded. The whole output stays
-with the exit snapshot: an event `rest`, which no follower sees, names that snapshot, and `completed` takes the missing
+with the exit snapshot: an event `rest`, which no follower sees, names that snapshot, and `with_whole_output` takes the missing
 output from there.
 """
 
@@ -120,7 +120,7 @@ def _without_half_a_line(path: Path) -> int:
     return end
 
 
-def completed(events: Iterable[Event], recorded: Callable[[str, Stream], Iterator[bytes]]) -> Iterator[Event]:
+def with_whole_output(events: Iterable[Event], recorded: Callable[[str, Stream], Iterator[bytes]]) -> Iterator[Event]:
     """The same with the output that the log left out in place of `rest`. `recorded`: the output that a snapshot has.
 
     The events come out equal each time: a follower that asks again compares them.

@@ -31,7 +31,7 @@ def present() -> RequestKey | None:
 
 
 @contextmanager
-def unkeyed() -> Iterator[None]:
+def without_key() -> Iterator[None]:
     """Within, the thread's work is for a request without a key."""
     token = _present.set(None)
     try:
@@ -61,7 +61,7 @@ class Asking(ABC):
         NotFound if nothing was made. A request without a key is made."""
 
     @abstractmethod
-    def asked_again(self) -> bool:
+    def wait_for_repeat(self) -> bool:
         """True if the client, which went away before the answer, has asked again under its key. Waits some seconds for
         that."""
 
@@ -101,7 +101,7 @@ class _Unnamed(Asking):
     def once(self, make: Callable[[], T], recall: Callable[[tuple[str, ...]], T], *, recall_only: bool = False) -> T:
         return make()
 
-    def asked_again(self) -> bool:
+    def wait_for_repeat(self) -> bool:
         return False
 
 
@@ -130,6 +130,6 @@ class _Named(Asking):
         hit("engine.request.done")
         return outcome
 
-    def asked_again(self) -> bool:
+    def wait_for_repeat(self) -> bool:
         with self._key.changed:
             return self._key.changed.wait_for(lambda: self._key.asked > self._number, _AGAIN_S)

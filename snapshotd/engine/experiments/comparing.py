@@ -26,12 +26,12 @@ def compare(services: Services, refs: Sequence[str]) -> Comparison:
         raise UsageError("there are at least two sides to a comparison; name another trajectory or snapshot")
     lines = [lineage(services.snapshots.get, ref) for ref in refs]
     try:
-        return _compared(services, refs, lines)
+        return _compare_lines(services, refs, lines)
     except NotFound as exc:
-        raise _removed(services, refs, lines) or exc from exc
+        raise _removal_error(services, refs, lines) or exc from exc
 
 
-def _removed(services: Services, refs: Sequence[str], lines: Sequence[list[Snapshot]]) -> NotFound | None:
+def _removal_error(services: Services, refs: Sequence[str], lines: Sequence[list[Snapshot]]) -> NotFound | None:
     """The error that names the side that was removed meanwhile. None: all are there."""
     for ref, line in zip(refs, lines, strict=True):
         try:
@@ -41,7 +41,7 @@ def _removed(services: Services, refs: Sequence[str], lines: Sequence[list[Snaps
     return None
 
 
-def _compared(services: Services, refs: Sequence[str], lines: Sequence[list[Snapshot]]) -> Comparison:
+def _compare_lines(services: Services, refs: Sequence[str], lines: Sequence[list[Snapshot]]) -> Comparison:
     shared = sum(1 for _ in itertools.takewhile(lambda ids: len(set(ids)) == 1, zip(*map(_ids, lines), strict=False)))
     fork_point = lines[0][shared - 1] if shared else None
     after = [line[shared:] for line in lines]
@@ -69,7 +69,7 @@ def _calls(services: Services, line: Sequence[Snapshot]) -> list[Snapshot]:
     return [one for one in line if not services.snapshots.is_marker(one)]
 
 
-def _named(services: Services, ref: str, head: Snapshot) -> Trajectory:
+def _trajectory_of_side(services: Services, ref: str, head: Snapshot) -> Trajectory:
     """The trajectory that a side is: the one that was named, which has no snapshot of its own yet where a fork took no
     step; else that of the snapshot."""
     with contextlib.suppress(NotFound, Ambiguous):
@@ -79,7 +79,7 @@ def _named(services: Services, ref: str, head: Snapshot) -> Trajectory:
     return services.snapshots.trajectory(head.trajectory)
 
 
-def _forked_with(services: Services, own: Sequence[Snapshot], last: Trajectory) -> str:
+def _fork_changes(services: Services, own: Sequence[Snapshot], last: Trajectory) -> str:
     """The changes that the forks on a line began with: those of an edit, and other arguments of the program."""
     found = []
     for identity in dict.fromkeys((*(one.trajectory for one in own), last.id)):
@@ -155,7 +155,7 @@ def _branch(
     calls: list[Snapshot],
 ) -> ComparedBranch:
     start = fork_point or own[0]
-    trajectory = _named(services, ref, head)
+    trajectory = _trajectory_of_side(services, ref, head)
     at_end = trajectory.head == head.id
     counts = dict.fromkeys(("added", "changed", "deleted"), 0)
     for change in services.snapshots.diff(start.id, head.id) if head.id != start.id else ():
@@ -173,7 +173,7 @@ def _branch(
         added=counts["added"],
         changed=counts["changed"],
         deleted=counts["deleted"],
-        forked_with=_forked_with(services, own, trajectory),
+        forked_with=_fork_changes(services, own, trajectory),
     )
 
 

@@ -20,7 +20,7 @@ from snapshotd.at_once import at_once
 from snapshotd.catalog.base import ExperimentTable
 from snapshotd.engine.base import Event, ForkPlace, Variant
 from snapshotd.engine.experiments.base import Attendance, ExperimentRequest
-from snapshotd.engine.experiments.measuring import measured, used
+from snapshotd.engine.experiments.measuring import measure_end, measure_use
 from snapshotd.engine.experiments.parts import Services, count_fitting, full_disk_named
 from snapshotd.engine.experiments.scoring import Scoring
 from snapshotd.errors import Conflict, NotFound, OutOfSpace, SnapshotdError
@@ -90,7 +90,7 @@ class Driver:
         self.wake()
         self._thread.join()
 
-    def use(self, variants: Iterable[Variant]) -> None:
+    def set_variants(self, variants: Iterable[Variant]) -> None:
         """The variants as branches get them that begin from now on: the same ones with other values of secrets."""
         self._request = replace(self._request, variants=tuple(variants))
 
@@ -147,7 +147,7 @@ class Driver:
             _log.exception("nor could that be recorded; the next daemon goes on with it")
 
     def _drive(self) -> None:
-        self._with_room(self._rule)
+        self._with_room(self._apply_stop_rules)
         todo = [at for at, one in self._known.items() if one.state not in FINAL]
         if self._ended is None and todo:
             for _ in at_once(todo, self._parallel(), self._branch):
@@ -170,7 +170,7 @@ class Driver:
             return
         with contextlib.suppress(_LeftOff):
             self._with_room(lambda: self._save(at, self._try_branch(at)), at)
-            self._with_room(self._rule)
+            self._with_room(self._apply_stop_rules)
 
     def _try_branch(self, at: _At) -> ExperimentBranch:
         """The branch as it has ended. Repeating it is safe: it goes on with what is there. OutOfSpace, _LeftOff."""
@@ -218,7 +218,7 @@ class Driver:
             if line.status is not TrajectoryStatus.INTERRUPTED or over is not None:
                 break
             self._check_room(line)
-        branch = measured(self._services, self._request, branch, line, self._record.snapshot)
+        branch = measure_end(self._services, self._request, branch, line, self._record.snapshot)
         why = self._over_budget(branch)
         if over is None and why is not None:
             over = why, True
@@ -233,7 +233,7 @@ class Driver:
                 raise _LeftOff
             return replace(branch, state="stopped")
         hit("engine.experiment.scored")
-        return _scored(branch, run, line)
+        return _with_score(branch, run, line)
 
     def _check_room(self, line: Trajectory) -> None:
         """OutOfSpace: its run was interrupted for that."""
@@ -274,7 +274,7 @@ class Driver:
             if now.status is not TrajectoryStatus.RUNNING:
                 deque(self._services.runs.events(line.id, follow=True), 0)  # its sandbox has ended, too, then
                 return None
-            over = self._over(at, now, steps=now.head != head)
+            over = self._check_budgets(at, now, steps=now.head != head)
             head = now.head
             if over is not None:
                 self._services.runs.stop(line.id)
@@ -287,27 +287,27 @@ class Driver:
 
     # -- budgets and stop rules ----------------------------------------------------------------------------------------
 
-    def _over(self, at: _At, line: Trajectory, *, steps: bool) -> tuple[str, bool] | None:
+    def _check_budgets(self, at: _At, line: Trajectory, *, steps: bool) -> tuple[str, bool] | None:
         """`steps`: it has taken some since the last look."""
         request, branch = self._request, self._known[at]
         if request.budget.limited or request.stop.limited:
             if steps:
                 tokens = request.prices != (0.0, 0.0) or bool(request.budget.tokens or request.stop.tokens)
-                branch = used(self._services, request, branch, line, tokens=tokens)
+                branch = measure_use(self._services, request, branch, line, tokens=tokens)
             branch = replace(branch, seconds=(time.time_ns() - line.created_at_ns) / 1e9)
             with self._changed:
                 self._known[at] = branch
             why = self._over_budget(branch)
             if why is not None:
                 return why, True
-        self._rule()
+        self._apply_stop_rules()
         return None if self._ended is None else (self._ended, False)
 
     def _over_budget(self, branch: ExperimentBranch) -> str | None:
         limit = self._request.budget.find_exceeded(branch.seconds, branch.calls, sum(branch.tokens), branch.cost)
         return None if limit is None else f"it used more than its budget of {limit}"
 
-    def _rule(self) -> None:
+    def _apply_stop_rules(self) -> None:
         """End the experiment if a stop rule says so."""
         if self._ended is not None:
             return
@@ -352,7 +352,7 @@ def info_of(record: Experiment, branches: Iterable[ExperimentBranch]) -> Experim
     return ExperimentInfo(record.name, record.snapshot, began_at, record.ended, tuple(shown))
 
 
-def _scored(branch: ExperimentBranch, run: ScoredRun, line: Trajectory) -> ExperimentBranch:
+def _with_score(branch: ExperimentBranch, run: ScoredRun, line: Trajectory) -> ExperimentBranch:
     return replace(
         branch,
         state="scored" if run.error is None else "failed",

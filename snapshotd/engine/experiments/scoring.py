@@ -223,7 +223,7 @@ def score(
 ) -> tuple[SnapshotScores, ...]:
     """See `ExperimentService.score`."""
     check_scorer(scorer)
-    rows = [row for ref in request.refs for row in _selected(services, ref, request.each)]
+    rows = [row for ref in request.refs for row in _select_rows(services, ref, request.each)]
     runs: list[list[ScoredRun]] = [list(row.runs) for row in rows]
     for row in rows:
         for run in row.runs:
@@ -240,7 +240,7 @@ def score(
     return ranked([replace(row, runs=tuple(found)) for row, found in zip(rows, runs, strict=True)])
 
 
-def _selected(services: Services, ref: str, each: bool) -> list[SnapshotScores]:
+def _select_rows(services: Services, ref: str, each: bool) -> list[SnapshotScores]:
     try:
         if each:
             return [SnapshotScores(one.id, one, ()) for one in services.snapshots.log(ref)]

@@ -90,7 +90,7 @@ class Merging:
             return MergePlan(source, ViewTree(present, parts), in_sandbox=True)
 
     def _write(self, into: Trajectory, base: Snapshot, source: Snapshot, head: Snapshot, items: Items) -> Snapshot:
-        with self._sessions.started_for_change(into) as sandbox, self._rewinding.quiet(sandbox, "merge into"):
+        with self._sessions.start_for_change(into) as sandbox, self._rewinding.quiet(sandbox, "merge into"):
             self._rewinding.settle(sandbox, mind=False)
             if sandbox.head != head.id:
                 raise Conflict(
@@ -232,21 +232,14 @@ def _delete(root: int, path: bytes) -> None:
         directory = files.open_deep(root, folder)
     except (FileNotFoundError, NotADirectoryError):
         return
-    try:
+    with files.closing_fd(directory):
         files.remove_tree(directory, name)
-    finally:
-        os.close(directory)
 
 
 def _set_mode(root: int, path: bytes, mode: int) -> None:
     """The nine bits; a set-user-id or sticky bit stays."""
     folder, _, name = path.rpartition(b"/")
-    directory = files.open_deep(root, folder)
-    try:
+    with files.closing_fd(files.open_deep(root, folder)) as directory:
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    finally:
-        os.close(directory)
-    try:
+    with files.closing_fd(fd):
         os.chmod(files.fd_path(fd), mode & 0o777 | stat.S_IMODE(os.fstat(fd).st_mode) & 0o7000)
-    finally:
-        os.close(fd)

@@ -63,7 +63,7 @@ class Rewinding:
     def rewind(self, trajectory: Trajectory, to: Snapshot, mode: RewindMode, *, compensate: bool) -> Snapshot:
         """See `BranchingService.rewind`. `to` is pinned."""
         self._check(trajectory, to, mode)
-        with self._sessions.started_for_change(trajectory) as sandbox:
+        with self._sessions.start_for_change(trajectory) as sandbox:
             if compensate and mode != "files":
                 with self.quiet(sandbox, "rewind"):
                     effects = self._effects.beyond(self._catalog.get_trajectory(trajectory.id), to)
@@ -78,7 +78,7 @@ class Rewinding:
     def undo(self, trajectory: Trajectory) -> Snapshot:
         """See `BranchingService.undo`."""
         with (
-            self._sessions.started_for_change(trajectory) as sandbox,
+            self._sessions.start_for_change(trajectory) as sandbox,
             self.quiet(sandbox, "undo", end=False),  # their snapshots would be what it finds
         ):
             last = self._catalog.get_snapshot(sandbox.head)
@@ -131,11 +131,11 @@ class Rewinding:
     def settle(self, sandbox: Sandbox, *, mind: bool) -> None:
         """Capture the changes since the head. With `mind`, calls whose end can no longer come get an unknown outcome,
         so that the line that is left behind remembers them."""
-        entries = self._cut_off(sandbox) if mind else []
+        entries = self._end_open_calls(sandbox) if mind else []
         if sandbox.root.changed or (mind and (entries or sandbox.mind.messages or sandbox.mind.changed)):
             commit_step(self._catalog, sandbox, marker("checkpoint", {"name": "before rewind"}), self._listener)
 
-    def _cut_off(self, sandbox: Sandbox) -> list[JournalEntry]:
+    def _end_open_calls(self, sandbox: Sandbox) -> list[JournalEntry]:
         unbound = self._catalog.unbound(sandbox.trajectory.id)
         for entry in unbound:
             if entry.status is None:
@@ -235,7 +235,7 @@ class Rewinding:
             kept_on_the_way[at.id] = kept = min(kept, at.messages)
             if at.continues is None:
                 break
-            kept, at = self._kept(at, kept), self._catalog.get_snapshot(at.continues)
+            kept, at = self._count_kept(at, kept), self._catalog.get_snapshot(at.continues)
         kept, at = a.messages, a
         while True:
             kept = min(kept, at.messages)
@@ -243,7 +243,7 @@ class Rewinding:
                 return min(kept, kept_on_the_way[at.id])
             if at.continues is None:
                 return 0
-            kept, at = self._kept(at, kept), self._catalog.get_snapshot(at.continues)
+            kept, at = self._count_kept(at, kept), self._catalog.get_snapshot(at.continues)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class Rewinding:
                 pending = tuple(sandbox.mind.messages)
         return (*self._catalog.conversation(head.id, self.common_messages(head, to)), *pending)
 
-    def _kept(self, snapshot: Snapshot, kept: int) -> int:
+    def _count_kept(self, snapshot: Snapshot, kept: int) -> int:
         """Number of messages that the snapshot took over from the one it continues, at most `kept`."""
         return (
             min(kept, snapshot.messages - len(self._catalog.own_messages(snapshot.id)))

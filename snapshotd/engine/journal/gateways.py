@@ -106,7 +106,7 @@ class Gateways:
         if record is not None:
             calls.restore(record)
         capture = dict(sandbox.trajectory.env).get(CAPTURE) == "1"
-        sandbox.reach_models(self._make(listener, calls, upstreams, capture))
+        sandbox.set_gateway(self._make(listener, calls, upstreams, capture))
 
     def _listener(self, sandbox: Sandbox) -> socket.socket:
         """The socket on which the sandbox's gateway listens: it outlives the daemon, so that clients wait for the next

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from snapshotd.catalog.base import Catalog
-from snapshotd.engine.held import LOOKED_AT, HeldMessages, told_in, unanswered
+from snapshotd.engine.held import LOOKED_AT, HeldMessages, messages_in, unanswered
 from snapshotd.engine.journal.replay import EDITED, canonical
 from snapshotd.engine.markers import EDIT, is_marker
 from snapshotd.types import CallID, JournalEntry, Message, Snapshot
@@ -133,7 +133,7 @@ def edits(catalog: Catalog, began: Snapshot, head: Snapshot) -> list[Edit]:
         first = next(iter(catalog.snapshots(trajectory.id)), None)
         if first is not None and first.parent is not None and is_marker(catalog, first, (EDIT,)):
             entries = frozenset(entry.id for entry in catalog.journal(first.id, since=began.id))
-            found.insert(0, Edit(catalog.get_snapshot(first.parent), first, entries, told_in(first.call.arguments)))
+            found.insert(0, Edit(catalog.get_snapshot(first.parent), first, entries, messages_in(first.call.arguments)))
         trajectory = catalog.get_trajectory(catalog.get_snapshot(trajectory.forked_from).trajectory)
     return found
 

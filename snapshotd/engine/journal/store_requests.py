@@ -20,7 +20,7 @@ class StoreRequests:
 
     def carry_out(self, op: StoreOperation, fields: dict[str, Any], rid: str | None) -> Answer:
         """See `AgentHandler.store`."""
-        shared, tenant = self._secrecy.shared(self._trajectory), self._secrecy.tenant(self._trajectory)
+        shared, tenant = self._secrecy.shared_funnel(self._trajectory), self._secrecy.tenant(self._trajectory)
         fields = shared.conceal(fields)
         namespace = fields.pop("namespace")
         if op == "put":

@@ -24,7 +24,7 @@ from snapshotd.engine.base import CommandInfo, Event, ExecResult, OutputSink
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog, Wait
-from snapshotd.engine.runs.command_records import CommandRecords, ended_with
+from snapshotd.engine.runs.command_records import CommandRecords, with_outcome
 from snapshotd.engine.runs.execution import KILLED, Execution, reached_limit, status_of
 from snapshotd.engine.sandbox import signals
 from snapshotd.engine.sandbox.attach import COMMANDS, outlive
@@ -99,7 +99,7 @@ class KnownCommands:
         foreground = (
             one.info
             for one in live
-            if one.info.trajectory == trajectory and not one.info.background and _runs(one.process)
+            if one.info.trajectory == trajectory and not one.info.background and _is_running(one.process)
         )
         ready = {one.info.id for one in live if one.command.ready}
         known = [replace(info, ready=info.id in ready) for info in self._records.all_of(trajectory)]
@@ -140,7 +140,7 @@ class KnownCommands:
         live = self._running(info)
         with live.sandbox.lock:
             if live.sandbox.closed or not signals.send(live.sandbox, live.command, live.process, number):
-                raise _ended_already(info)
+                raise _already_ended(info)
         return info
 
     def write(self, trajectory: Trajectory, ref: str, data: bytes, *, end: bool) -> int:
@@ -163,7 +163,7 @@ class KnownCommands:
         with self._lock:
             live = self._live.get(info.id)
         if live is None:
-            raise _ended_already(info)
+            raise _already_ended(info)
         return live
 
 
@@ -272,11 +272,11 @@ class Commands:
             if service is not None:
                 info = replace(info, service=service.name, port=service.port, restarts=restarts)
             outlive(self._context, sandbox)
-            log = scope.enter_context(self._records.opened(info, afresh=True))
+            log = scope.enter_context(self._records.open(info, afresh=True))
             if service is None:
                 self._context.catalog.requests.add(requests.present(), [info.id])  # before it starts: it starts once
             hit("engine.command.begun")
-            kept = self._kept(sandbox, info.id)
+            kept = self._kept_process(sandbox, info.id)
             try:
                 kept.open()
                 process, before = self._execution.start(sandbox, spec, command=command, keep=kept.key)
@@ -305,21 +305,21 @@ class Commands:
                 process.kill()
             os.close(process.stdout_fd)
             os.close(process.stderr_fd)
-            self._kept(sandbox, command_id).drop()  # else its end was recorded just before
+            self._kept_process(sandbox, command_id).drop()  # else its end was recorded just before
         self._records.settle(sandbox.trajectory.id, spared=gone_on_with)
 
     def _go_on_with(self, sandbox: Sandbox, info: CommandInfo, process: Process, ended: Ended) -> None:
         with contextlib.ExitStack() as scope:
             command = scope.enter_context(sandbox.use.command(background=True, service=info.service or ""))
             command.process, command.mark, command.alone = process, info.id, False
-            log = scope.enter_context(self._records.opened(info))
-            kept = self._kept(sandbox, info.id)
+            log = scope.enter_context(self._records.open(info))
+            kept = self._kept_process(sandbox, info.id)
             kept.open()
             live = _Live(info, sandbox, command, process, sandbox.hits(), _left_s(info), kept, ended)
             self._follow_in_thread(live, kept, log, scope.pop_all())
         _log.info("going on with command %s of %s", short(info.id), short(sandbox.trajectory.id))
 
-    def _kept(self, sandbox: Sandbox, command: CallID) -> KeptProcess:
+    def _kept_process(self, sandbox: Sandbox, command: CallID) -> KeptProcess:
         return KeptProcess(self._context.keeper, f"{sandbox.container.id}.{COMMANDS}.{command}", sandbox.survival.kept)
 
     def _follow_in_thread(self, live: _Live, kept: KeptProcess, log: EventLog, scope: contextlib.ExitStack) -> None:
@@ -340,7 +340,11 @@ class Commands:
             ended = replace(info, status=CallStatus.UNKNOWN)
             try:
                 call, outcome = self._follow(live, log=log, save=info.service is None)
-                ended = self._commit(live, call, outcome, log) if info.service is None else _served(live, call, log)
+                ended = (
+                    self._commit(live, call, outcome, log)
+                    if info.service is None
+                    else _service_outcome(live, call, log)
+                )
             except (SnapshotdError, OSError) as exc:  # OSError: the disk of the records is full
                 gone = live.command.cut_off or live.sandbox.closed
                 ended = replace(info, status=CallStatus.INTERRUPTED if gone else CallStatus.UNKNOWN, error=str(exc))
@@ -364,7 +368,7 @@ class Commands:
             log.append({"event": "rest", "snapshot": taken.id})
             log.left_out.update(outcome.lost_bytes)
         _tell_left_out(log)
-        return ended_with(live.info, taken)
+        return with_outcome(live.info, taken)
 
     def _describe(
         self,
@@ -428,7 +432,7 @@ class Commands:
             thread.join()
 
 
-def _served(live: _Live, call: ToolCall, log: EventLog) -> CommandInfo:
+def _service_outcome(live: _Live, call: ToolCall, log: EventLog) -> CommandInfo:
     """The facts about a service that has ended."""
     _tell_left_out(log)
     status, failure = call.status, live.command.failure
@@ -488,12 +492,12 @@ def _end_of(live: _Live, outcome: CommandOutcome) -> dict[str, Any]:
     return {"status": status, "exit_code": exit_code, "error": error}
 
 
-def _runs(process: Process) -> bool:
+def _is_running(process: Process) -> bool:
     try:
         return process.wait(0) is None
     except SandboxFailed:  # it has ended, and its exit code is lost
         return False
 
 
-def _ended_already(info: CommandInfo) -> Conflict:
+def _already_ended(info: CommandInfo) -> Conflict:
     return Conflict(f"command {short(info.id)} has ended already; `snapshotd ps {short(info.trajectory)}` shows how")

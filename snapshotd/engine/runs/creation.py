@@ -63,7 +63,7 @@ class Creation:
         check_name(request.name)
         if request.services is not None:
             parse(request.services, "the file of services")
-        requirements = python_packages.wanted(request, agent_file)
+        requirements = python_packages.read_requirements(request, agent_file)
         runtime = self._context.runtime(request.runtime)
         isolated = runtime.name != NO_ISOLATION
         if isolated:
@@ -115,7 +115,7 @@ class Creation:
             began=None if agent is None else snapshot.id,
         )
         if agent is not None:
-            trajectory = replace(trajectory, agent=self._context.secrecy.concealed(trajectory, agent))
+            trajectory = replace(trajectory, agent=self._context.secrecy.conceal_agent(trajectory, agent))
         sandbox: Sandbox | None = None
         try:
             sandbox, calls = self._sessions.launch(trajectory, snapshot)

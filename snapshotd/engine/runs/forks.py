@@ -23,7 +23,7 @@ from snapshotd.engine.journal.replay import Resumption
 from snapshotd.engine.protocol.agent_handler import HandlerSlot
 from snapshotd.engine.runs import folder_mode
 from snapshotd.engine.runs.half_made import Announce
-from snapshotd.engine.runs.resume import recorded
+from snapshotd.engine.runs.resume import entries_upto
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import UsageError
@@ -57,7 +57,7 @@ def children(
     first, count = (0, n) if part is None else (part.first, part.count)
     if first + n > count:
         raise UsageError(f"there is no part of {n} children from number {first} in a fork of {count}")
-    made = [_filled(index, one, args, name) for index, one in enumerate(variants, first)]
+    made = [_fill_variant(index, one, args, name) for index, one in enumerate(variants, first)]
     if not variants:
         made = [Variant(str(index), _name(name, str(index), index, count), args) for index in range(first, first + n)]
     for what, values in (("label", [one.label for one in made]), ("name", [one.name for one in made if one.name])):
@@ -67,7 +67,7 @@ def children(
     return tuple(made)
 
 
-def _filled(index: int, one: Variant, args: tuple[str, ...] | None, name: str | None) -> Variant:
+def _fill_variant(index: int, one: Variant, args: tuple[str, ...] | None, name: str | None) -> Variant:
     def fill(text: str) -> str:
         return _fill(text, one.label, index)
 
@@ -276,7 +276,7 @@ class Forks:
                 f"{short(owner.id)} has no program that could be resumed; fork without resuming, or give a command as its arguments"
             )
         began = self._catalog.get_snapshot(owner.began)
-        return Resumption(began, source, recorded(self._catalog, source, began.id), branching=True)
+        return Resumption(began, source, entries_upto(self._catalog, source, began.id), branching=True)
 
     def _record(self, owner: Trajectory, source: Snapshot, part: ForkPlace, index: int, one: Variant) -> Trajectory:
         fork = TrajectoryID(new_id())
@@ -301,7 +301,7 @@ class Forks:
         if one.args is None:
             return made
         # Its own secrets may stand in its arguments, too, which are recorded.
-        return replace(made, agent=self._secrecy.concealed(made, fork_agent(owner, one.args, index)))
+        return replace(made, agent=self._secrecy.conceal_agent(made, fork_agent(owner, one.args, index)))
 
 
 def _ignore(_: Sequence[TrajectoryID]) -> None:

@@ -95,7 +95,7 @@ class Launcher:
         writer, survival = TrajectoryWriter(head.id, head.seq, head.messages), Survival()
         with self._lock:
             self.starting += 1
-        begin = self._in_folder if trajectory.spec.runtime == NO_ISOLATION else self._in_container
+        begin = self._begin_in_folder if trajectory.spec.runtime == NO_ISOLATION else self._begin_in_container
         try:
             prepared, root = begin(trajectory, stack, snapshot, writer, survival)
         except BaseException:
@@ -119,7 +119,7 @@ class Launcher:
         )
         return sandbox, prepared.calls
 
-    def _in_container(
+    def _begin_in_container(
         self, trajectory: Trajectory, stack: Stack, snapshot: Snapshot, writer: TrajectoryWriter, survival: Survival
     ) -> tuple[Prepared, SandboxRoot]:
         """A container, pivoted into the stack."""
@@ -143,7 +143,7 @@ class Launcher:
         root = SandboxRoot(parts, writer, survival, stack, upper, snapshot.id, lazy_by=lazy_by, seen=seen)
         return prepared, root
 
-    def _in_folder(
+    def _begin_in_folder(
         self, trajectory: Trajectory, stack: Stack, snapshot: Snapshot, writer: TrajectoryWriter, survival: Survival
     ) -> tuple[Prepared, SandboxRoot]:
         """A plain folder with the files of the stack, and the process that starts commands there."""
@@ -215,11 +215,8 @@ class Launcher:
 
     def remove_run_dir(self, container_id: ContainerID) -> None:
         """Delete a container's run directory. Not an error when it is gone."""
-        parent = os.open(self._context.run_dir / "c", files.DIR_FLAGS)
-        try:
+        with files.closing_fd(os.open(self._context.run_dir / "c", files.DIR_FLAGS)) as parent:
             files.remove_tree(parent, container_id)
-        finally:
-            os.close(parent)
 
     def close(self) -> None:
         """Destroy the spares. Idempotent."""
@@ -341,7 +338,7 @@ def _serve(run_dir: Path, calls: HandlerSlot, admitted: list[Callable[[int], boo
     )
 
 
-def alive(sandbox: Sandbox) -> bool:
+def is_alive(sandbox: Sandbox) -> bool:
     """True if the sandbox's container still runs."""
     try:
         return not sandbox.closed and sandbox.container.pid in sandbox.cgroup.members()

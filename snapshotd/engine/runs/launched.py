@@ -144,12 +144,12 @@ class ThrowAways:
         try:
             with self._changing:
                 if self._closed:
-                    raise _stopped()
+                    raise _daemon_stops()
                 self._live[sandbox.container.id] = sandbox
             calls.bind(UnrecordedCalls(sandbox))
             yield sandbox
             if sandbox.closed:
-                raise _stopped()
+                raise _daemon_stops()
         finally:
             try:
                 self._discard(sandbox)
@@ -176,7 +176,7 @@ class ThrowAways:
             self._changing.wait_for(lambda: not self._live, _END_S)
 
 
-def _stopped() -> SandboxFailed:
+def _daemon_stops() -> SandboxFailed:
     return SandboxFailed("the daemon was told to stop, which ended this throw-away sandbox; repeat the command")
 
 
@@ -193,7 +193,7 @@ def renew_network(catalog: Catalog, sandboxes: Iterable[Sandbox], end: Callable[
             ):  # not recorded yet, or thrown away: as it was
                 recorded = catalog.get_trajectory(sandbox.trajectory.id).spec.network
                 if recorded != sandbox.trajectory.spec.network:
-                    sandbox.reach(recorded)
+                    sandbox.set_network(recorded)
         except BaseException:
             end(sandbox)
             raise

@@ -80,7 +80,7 @@ class Resumes:
     def entries(self, trajectory: Trajectory, head: Snapshot) -> tuple[JournalEntry, ...]:
         """The entries that a restarted program has to meet: the journal from its beginning, and the calls that ended
         since the head. Before them those that it has to run again."""
-        bound = recorded(self._catalog, head, trajectory.began)
+        bound = entries_upto(self._catalog, head, trajectory.began)
         return (*bound, *(entry for entry in self._catalog.unbound(trajectory.id) if entry.status is not None))
 
     def _check(self, trajectory: Trajectory) -> None:
@@ -100,7 +100,7 @@ class Resumes:
     def _settle(self, trajectory: Trajectory, decisions: Sequence[DecisionFields]) -> None:
         """Give every call that was cut off its outcome. Undecided, before anything is changed."""
         cut_off = [entry for entry in self._catalog.unbound(trajectory.id) if entry.status is None]
-        decided = {_named(decision.call, cut_off, trajectory).id: decision for decision in decisions}
+        decided = {_find_cut_off(decision.call, cut_off, trajectory).id: decision for decision in decisions}
         open_questions = [
             entry for entry in cut_off if entry.side_effect is SideEffect.IRREVERSIBLE and entry.id not in decided
         ]
@@ -123,14 +123,14 @@ class Resumes:
             self._catalog.end_entry(trajectory.id, ended)
 
 
-def recorded(catalog: Catalog, head: Snapshot, began: SnapshotID | None) -> tuple[JournalEntry, ...]:
+def entries_upto(catalog: Catalog, head: Snapshot, began: SnapshotID | None) -> tuple[JournalEntry, ...]:
     """The journal of a program up to a snapshot. Before it, as cut off, the calls that ran at that snapshot, and at those
     to which a person went back."""
     cut_off = (replace(entry, status=None, details={}) for entry in catalog.left_running(head.id, since=began))
     return (*cut_off, *catalog.journal(head.id, since=began))
 
 
-def _named(ref: str, cut_off: Sequence[JournalEntry], trajectory: Trajectory) -> JournalEntry:
+def _find_cut_off(ref: str, cut_off: Sequence[JournalEntry], trajectory: Trajectory) -> JournalEntry:
     found = [entry for entry in cut_off if entry.id.startswith(ref) or origin_of(entry) == ref] if ref else []
     if len(found) > 1 or (found and len(ref) < MIN_PREFIX_CHARS):
         raise Ambiguous(

@@ -64,7 +64,7 @@ class Program:
         except BaseException:
             self._kept.close()
             raise
-        sandbox.use.program_started()
+        sandbox.use.mark_program_running()
         self._log = self._context.events.begin(trajectory.id, afresh=True)
         image = self._context.image(trajectory.spec.image)
         self._log.append(
@@ -114,7 +114,7 @@ class Program:
             reached = reached_limit(sandbox, Hits()) if exit_code == KILLED else None  # the sandbox is this program's
             if reached is not None:
                 log.append({"event": "warning", "message": reached})
-            status = self._ended(outcome, reached)
+            status = self._take_exit_snapshot(outcome, reached)
         except SnapshotdError as exc:
             if not sandbox.closed:
                 log.append({"event": "warning", "message": exc.message, "code": exc.code})
@@ -131,12 +131,12 @@ class Program:
             self._finish(sandbox, log, exit_code, status)
         _log.info("run of %s ended: %s, exit code %s", sandbox.trajectory.id, status, exit_code)
 
-    def _ended(self, outcome: CommandOutcome, reached: str | None) -> TrajectoryStatus:
+    def _take_exit_snapshot(self, outcome: CommandOutcome, reached: str | None) -> TrajectoryStatus:
         """The agent's process is gone: take the exit snapshot, unless a `stop` has ended the sandbox. `reached`: the
         message about a limit that was reached."""
         sandbox, log = self._sandbox, self._log
         with sandbox.lock:
-            sandbox.use.cut_off()
+            sandbox.use.cut_off_commands()
         diverged = None if sandbox.closed else self._journal.replay.finish()
         if diverged is not None:
             raise diverged

@@ -24,7 +24,7 @@ from snapshotd.engine.journal.reuse import reuse_count
 from snapshotd.engine.protocol.agent_handler import HandlerSlot
 from snapshotd.engine.runs.commands import Commands
 from snapshotd.engine.runs.execution import Execution
-from snapshotd.engine.runs.launch import Launcher, alive
+from snapshotd.engine.runs.launch import Launcher, is_alive
 from snapshotd.engine.runs.launched import Adoption, ThrowAways, renew_network
 from snapshotd.engine.runs.running_program import Program
 from snapshotd.engine.runs.services.starts import SandboxServices
@@ -97,7 +97,7 @@ class Sessions:
             live = self._live.get(trajectory)
             return None if live is None else live.sandbox
 
-    def stood_on(self) -> set[SnapshotID]:
+    def used_snapshots(self) -> set[SnapshotID]:
         """The snapshots that live sandboxes began from, or will build their next on."""
         found = {snapshot for sandbox in self.live() for snapshot in (sandbox.root.base, sandbox.head)}
         return {snapshot for snapshot in found if snapshot is not None}
@@ -150,14 +150,14 @@ class Sessions:
                 self._background.tell_missed(trajectory.id, survivor.facts["began_at_ns"])
         except BaseException:
             with sandbox.lock:
-                sandbox.use.no_more_steps()
+                sandbox.use.close()
             calls.open.set()
             sandbox.server.close()
             raise
         self._register(sandbox, journal)
         if program is not None:
             self._follow(sandbox, program)
-        self.commands.go_on(sandbox, survivor.commands, self.services.ended)
+        self.commands.go_on(sandbox, survivor.commands, self.services.restart)
         self.services.go_on(sandbox)
         calls.open.set()
         _log.info("going on with the run of %s", trajectory.id)
@@ -181,7 +181,9 @@ class Sessions:
         with self._lock:
             return self._starting.setdefault(trajectory, threading.Lock())
 
-    def running(self, trajectory: Trajectory, idle_timeout_s: float | None = None, *, services: bool = True) -> Sandbox:
+    def ensure_running(
+        self, trajectory: Trajectory, idle_timeout_s: float | None = None, *, services: bool = True
+    ) -> Sandbox:
         """The trajectory's sandbox, started from its head if it is not up (any more), by default with its services.
         `idle_timeout_s`: how long it may idle from now on. UsageError: it is a folder; SandboxFailed, as `start`."""
         if trajectory.spec.runtime == FOLDER:
@@ -191,7 +193,7 @@ class Sessions:
         self._context.ownership.check(trajectory.id)
         with self.starting(trajectory.id):
             sandbox = self.find(trajectory.id)
-            if sandbox is not None and not alive(sandbox):
+            if sandbox is not None and not is_alive(sandbox):
                 self.discard(sandbox)
                 sandbox = None
             if sandbox is None:
@@ -216,11 +218,11 @@ class Sessions:
         return sandbox
 
     @contextlib.contextmanager
-    def started_for_change(self, trajectory: Trajectory) -> Iterator[Sandbox]:
-        """As `running`, for a change that may be refused inside: a sandbox that was started for it ends then, and the
+    def start_for_change(self, trajectory: Trajectory) -> Iterator[Sandbox]:
+        """As `ensure_running`, for a change that may be refused inside: a sandbox that was started for it ends then, and the
         trajectory's status is what it was, unless a client has begun to use it. Its services come back behind that."""
         before, known = self._context.catalog.get_trajectory(trajectory.id).status, self.find(trajectory.id)
-        sandbox = self.running(trajectory, services=False)
+        sandbox = self.ensure_running(trajectory, services=False)
         try:
             yield sandbox
         except BaseException:
@@ -246,11 +248,11 @@ class Sessions:
                 raise Conflict(
                     f"a command in {name} has not ended: wait for it, or cut it off (`snapshotd stop {name}`)"
                 )
-            keep = keep and alive(sandbox)
+            keep = keep and is_alive(sandbox)
             if keep:
-                sandbox.use.cut_off()
+                sandbox.use.cut_off_commands()
             if not sandbox.closed:
-                self._close(trajectory, sandbox, keep=keep and not self._replaying(trajectory))
+                self._close(trajectory, sandbox, keep=keep and not self._is_replaying(trajectory))
         self._launcher.end(sandbox)
         if live.program is not None:
             live.program.join()
@@ -265,9 +267,9 @@ class Sessions:
         except BaseException:
             sandbox.use.carry_on()
             raise
-        sandbox.use.no_more_steps()
+        sandbox.use.close()
 
-    def _replaying(self, trajectory: Trajectory) -> bool:
+    def _is_replaying(self, trajectory: Trajectory) -> bool:
         """True if the trajectory's program is being replayed: the sandbox's files are then recorded already."""
         journal = self._find_journal(trajectory)
         return journal is not None and (journal.replay.replaying or journal.recorder.diverged is not None)
@@ -321,7 +323,7 @@ class Sessions:
     def _finish(self, sandbox: Sandbox, log: EventLog, exit_code: int | None, status: TrajectoryStatus) -> None:
         trajectory = sandbox.trajectory
         with sandbox.lock:
-            sandbox.use.cut_off()
+            sandbox.use.cut_off_commands()
         if sandbox.closed:
             status = TrajectoryStatus.STOPPED
         reused: dict[str, Any] = {}

@@ -79,10 +79,10 @@ class Background:
     def wait(self) -> None:
         """Return when every snapshot submitted so far is counted."""
         done = threading.Event()
-        self.later(done.set)
+        self.run_later(done.set)
         done.wait()
 
-    def later(self, action: Callable[[], object]) -> None:
+    def run_later(self, action: Callable[[], object]) -> None:
         """Queue an action. It logs its own errors and must not raise."""
         self._queue.put(_Job(None, None, action))
 

@@ -49,7 +49,7 @@ class Root:
 
 
 class LiveRecord:
-    """The live record of one sandbox. The caller holds the sandbox's lock, but for `wire`."""
+    """The live record of one sandbox. The caller holds the sandbox's lock, but for `note_wire`."""
 
     def __init__(self, directory: Path) -> None:
         """Nothing is written before `open`."""
@@ -102,7 +102,7 @@ class LiveRecord:
             self._replace(_STATE, {"head": head, "state": state})
             self._has_state = True
 
-    def bound(self, head: SnapshotID, residue: dict[str, Any]) -> None:
+    def drop_bound(self, head: SnapshotID, residue: dict[str, Any]) -> None:
         """A snapshot binds the pending records; it is the head now. The `residue`, which it does not bind, was noted
         for it before."""
         if self._pending is None:
@@ -122,7 +122,7 @@ class LiveRecord:
         except OSError as exc:
             self._give_up(exc)
 
-    def wire(self, fields: dict[str, Any]) -> None:
+    def note_wire(self, fields: dict[str, Any]) -> None:
         """Something that the gateway has to know as long as the sandbox lives."""
         if self._wire is not None:
             self._append(self._wire, _line(fields))
@@ -159,7 +159,7 @@ class LiveRecord:
 class Survival:
     """The survival of a sandbox beyond the daemon: what the next one needs to go on with it. Only a sandbox with a
     program, or with a command in the background, has a record; for any other, nothing is written. The sandbox's lock
-    guards it, but for `wire`."""
+    guards it, but for `note_wire`."""
 
     def __init__(self, kept: Sequence[str] = ()) -> None:
         self.kept = list(kept)
@@ -199,10 +199,10 @@ class Survival:
         if self._record is not None:
             self._record.set_state(head, state)
 
-    def wire(self, fields: dict[str, Any]) -> None:
-        """See `LiveRecord.wire`."""
+    def note_wire(self, fields: dict[str, Any]) -> None:
+        """See `LiveRecord.note_wire`."""
         if self._record is not None:
-            self._record.wire(fields)
+            self._record.note_wire(fields)
 
     def outlive(self, facts: dict[str, Any], present: Root) -> None:
         """From now on the next daemon can go on with the sandbox, if this one dies. `facts`: as `LiveRecord.keep`."""
@@ -215,11 +215,11 @@ class Survival:
         if self._record is not None and self._record.kept:
             self._keep((*self._roots[:1], root))
 
-    def arrived(self) -> None:
+    def confirm_announced(self) -> None:
         """The root is the announced one."""
         self._roots = self._roots[-1:]
 
-    def moved(self, present: Callable[[], Root]) -> None:
+    def update_root(self, present: Callable[[], Root]) -> None:
         """The same mount is the root, and its stack another."""
         if self._record is not None and self._record.kept:
             self._keep((present(),))
@@ -230,16 +230,16 @@ class Survival:
         if self._record is not None:
             self._record.forget()
 
-    def committing(self, snapshot: SnapshotID) -> None:
+    def prepare_commit(self, snapshot: SnapshotID) -> None:
         """This snapshot is about to become the head: records that it does not bind are noted for it first."""
         residue = self.residue() if self._record is not None else None
         if residue:
             self.note(snapshot, residue)
 
-    def committed(self, head: SnapshotID, present: Callable[[], Root]) -> None:
+    def finish_commit(self, head: SnapshotID, present: Callable[[], Root]) -> None:
         """This snapshot is the head."""
         if self._record is not None:
-            self._record.bound(head, self.residue())
+            self._record.drop_bound(head, self.residue())
             if self._facts is not None and not self._record.kept:
                 self._keep((present(),))
 

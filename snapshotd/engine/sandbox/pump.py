@@ -110,7 +110,7 @@ def pump(
                 pipe.close()
 
 
-def printed(events: Iterable[Event]) -> Iterator[Printed]:
+def printed_output(events: Iterable[Event]) -> Iterator[Printed]:
     """The output that a program has printed so far, as far as it was followed."""
     for event in events:
         if event["event"] == "output" and "call" not in event:
@@ -228,7 +228,7 @@ class _Attended:
             return set()  # the input was closed just now
         unread: set[Stream] = set()
         if fd == self._caller.fd:
-            unread = self._caller.heard()
+            unread = self._caller.hear()
             if self._process.terminal and self._caller.terminal is not None and not self._terminal.closed:
                 size = struct.pack("HHHH", *self._caller.terminal, 0, 0)
                 fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, size)

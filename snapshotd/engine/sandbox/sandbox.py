@@ -105,7 +105,7 @@ class SandboxUse:
         """Set `kept_alive_s` to now."""
         self.kept_alive_s = time.monotonic()
 
-    def program_started(self) -> None:
+    def mark_program_running(self) -> None:
         """The trajectory's program runs from now on, until the sandbox ends."""
         self.agent_running = True
 
@@ -141,7 +141,7 @@ class SandboxUse:
                 running.remove(command)
                 self._changing.notify_all()
 
-    def cut_off(self) -> None:
+    def cut_off_commands(self) -> None:
         """The sandbox is about to end: no command begins any more, and those that run are killed. Returns when they are
         recorded, or after a limit, because a client that does not take its output holds its command up. Caller holds
         `lock`; other threads take it in between."""
@@ -185,7 +185,7 @@ class SandboxUse:
         """The sandbox does not end after all: commands may begin again."""
         self._ending = False
 
-    def no_more_steps(self) -> None:
+    def close(self) -> None:
         """The last snapshot is taken. Caller holds `lock`."""
         self.closed = True
         self._changing.notify_all()
@@ -215,7 +215,7 @@ class UnsavedMind:
         self.bytes += size
         self.messages.append(message)
 
-    def saved(self, messages: int) -> None:
+    def drop_saved(self, messages: int) -> None:
         """A snapshot has the state, and the first `messages` messages."""
         del self.messages[:messages]
         self.bytes, self.changed = 0, False
@@ -277,7 +277,7 @@ class Sandbox:
         """The trajectory's own record has changed."""
         self.trajectory = trajectory
 
-    def reach(self, network: Network) -> None:
+    def set_network(self, network: Network) -> None:
         """Its network's rules from now on. SandboxFailed."""
         with self.lock:
             spec = replace(self.trajectory.spec, network=network)
@@ -285,7 +285,7 @@ class Sandbox:
         if self.way_out is not None:
             self.way_out.apply(HostRules(network.rules))
 
-    def reach_models(self, gateway: Gateway) -> None:
+    def set_gateway(self, gateway: Gateway) -> None:
         """The model endpoint of the sandbox, which ends with it."""
         self.gateway = gateway
 
@@ -314,7 +314,7 @@ class Sandbox:
         for here.
         """
         with self.lock:
-            self.use.no_more_steps()
+            self.use.close()
             if self._released:
                 return
             self._released = True

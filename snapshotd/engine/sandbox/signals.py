@@ -26,12 +26,12 @@ def send(sandbox: Sandbox, command: ClientCommand, process: Process, number: int
 
 
 def _send(sandbox: Sandbox, command: ClientCommand, process: Process, number: int) -> list[int]:
-    def chosen(pids: list[int]) -> set[int]:
+    def choose(pids: list[int]) -> set[int]:
         if number == signal.SIGKILL:
             return started_by(process.pid, pids, command.mark)
         return in_group_of(process.pid, pids)
 
-    return sandbox.kill(chosen, number)
+    return sandbox.kill(choose, number)
 
 
 def wait_until_gone(killed: Iterable[int]) -> None:
@@ -43,7 +43,7 @@ def wait_until_gone(killed: Iterable[int]) -> None:
 
 def end_background(sandbox: Sandbox) -> None:
     """The sandbox is about to get another past, which its background commands do not outlive: they are killed with all
-    that they started. Returns as `SandboxUse.cut_off`. Nothing happens while other commands run. Caller holds the
+    that they started. Returns as `SandboxUse.cut_off_commands`. Nothing happens while other commands run. Caller holds the
     sandbox's lock, which others have meanwhile."""
     if all(command.background for command in sandbox.use.commands):
         _end(sandbox, sandbox.use.commands)
@@ -58,7 +58,7 @@ def end_services(sandbox: Sandbox) -> None:
 
 
 def end_service(sandbox: Sandbox, service: ClientCommand) -> None:
-    """End one service with all that it started. Returns as `SandboxUse.cut_off`. Caller holds the sandbox's lock, which
+    """End one service with all that it started. Returns as `SandboxUse.cut_off_commands`. Caller holds the sandbox's lock, which
     others have meanwhile."""
     _end(sandbox, [service])
     sandbox.use.wait_for_services(CUT_OFF_DEADLINE_S, service)

@@ -29,7 +29,7 @@ class TrajectoryWriter:
         """Record under this fence from now on."""
         self.fence = fence
 
-    def moved(self, head: Snapshot) -> None:
+    def move_to(self, head: Snapshot) -> None:
         """The trajectory has this head now."""
         self.head, self.seq, self.messages = head.id, head.seq, head.messages
 

@@ -101,8 +101,8 @@ def test_a_record_that_cannot_be_written_is_given_up(record: LiveRecord) -> None
     assert not record.kept
     record.note(HEAD, {"fact": 1})
     record.set_state(HEAD, {})
-    record.bound(NEXT, {})
-    record.wire({})
+    record.drop_bound(NEXT, {})
+    record.note_wire({})
     assert not record.directory.exists()
 
 
@@ -198,7 +198,7 @@ def test_what_a_snapshot_does_not_bind(record: LiveRecord) -> None:
     pending.add_message(Message("assistant", "bound"), within=call.id, rid="3" * 16)
     pending.add_fact("now", 5, "4" * 16)
     record.note(NEXT, sandbox.survival.residue())  # before the commit
-    record.bound(NEXT, sandbox.survival.residue())
+    record.drop_bound(NEXT, sandbox.survival.residue())
     restored_sandbox, restored = _restored(record, NEXT, (call,))
     assert restored_sandbox.mind.messages == []
     assert restored.find_answer("4" * 16) == (5,)
@@ -214,10 +214,10 @@ def test_the_notes_do_not_grow(record: LiveRecord) -> None:
     pending.begin(_entry("build", EntryKind.TASK), lambda _: None)
     for number in range(64):
         pending.add_message(Message("assistant", "x" * 50_000))
-        sandbox.mind.saved(1)
+        sandbox.mind.drop_saved(1)
         sandbox.head = SnapshotID(f"{number:032x}")
         record.note(sandbox.head, sandbox.survival.residue())
-        record.bound(sandbox.head, sandbox.survival.residue())
+        record.drop_bound(sandbox.head, sandbox.survival.residue())
     assert (record.directory / "pending.ndjson").stat().st_size < 2 << 20
     _, restored = _restored(record, sandbox.head)
     assert len(restored.unclaimed) == 1

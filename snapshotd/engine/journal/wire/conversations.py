@@ -127,7 +127,7 @@ class Conversations:
 
     def note(self, fields: dict[str, Any]) -> None:
         """Note something that the gateway of the next daemon has to know."""
-        self._journal.sandbox.survival.wire(fields)
+        self._journal.sandbox.survival.note_wire(fields)
 
     def restore(self, lanes: dict[int, Lane], line: dict[str, Any]) -> None:
         """Apply a note of an earlier daemon about a lane to `lanes`, by their numbers; the one used last comes last."""

@@ -48,7 +48,7 @@ class Declarations:
     def commit(self, sandbox: Sandbox, text: str, told: dict[str, object]) -> Snapshot:
         """Write the declarations and take the snapshot that has them: both or neither."""
         told = self._context.secrecy.of(sandbox.trajectory).conceal(told)
-        with sandbox.lock, turns.first(), placing.told("write", PLACE):
+        with sandbox.lock, turns.first(), placing.explain_errors("write", PLACE):
             before = _read_file(sandbox)
             _write_file(sandbox, text.encode())
             try:
@@ -74,7 +74,7 @@ class Declarations:
             )
 
 
-def requested(request: BackgroundRequest) -> DeclaredService:
+def service_of(request: BackgroundRequest) -> DeclaredService:
     """The service that a request declares. UsageError."""
     asked = request.service
     assert asked is not None
@@ -96,14 +96,14 @@ def requested(request: BackgroundRequest) -> DeclaredService:
     )
 
 
-def written(sandbox: Sandbox, services: Sequence[DeclaredService]) -> str:
+def encode_services(sandbox: Sandbox, services: Sequence[DeclaredService]) -> str:
     """The file that declares these. LimitExceeded, UsageError: it cannot."""
     text = service_file.write(services)
     service_file.check_size(text, f"{_PATH} in {name_of(sandbox)}")
     return text
 
 
-def unknown(sandbox: Sandbox, name: str, declared: Sequence[DeclaredService]) -> NotFound:
+def unknown_service(sandbox: Sandbox, name: str, declared: Sequence[DeclaredService]) -> NotFound:
     known = ", ".join(service.name for service in declared) or "none"
     return NotFound(f"{name_of(sandbox)} has no service {name[:80]!r}; it has: {known}")
 
@@ -118,10 +118,8 @@ def _root(sandbox: Sandbox) -> Iterator[int]:
     with sandbox.lock:
         sandbox.root.revive()
         fd = sandbox.root.open_root()
-    try:
+    with files.closing_fd(fd):
         yield fd
-    finally:
-        os.close(fd)
 
 
 def _read_file(sandbox: Sandbox) -> bytes | None:
@@ -137,23 +135,17 @@ def _read_file(sandbox: Sandbox) -> bytes | None:
             raise UsageError(
                 f"{_PATH} lies behind a link that cannot be followed among the sandbox's files; remove the link in the sandbox"
             ) from exc
-        try:
+        with files.closing_fd(held):
             if not stat.S_ISREG(os.fstat(held).st_mode):
                 raise UsageError(f"{_PATH} is no regular file; remove it in the sandbox")
             with open(os.open(files.fd_path(held), os.O_RDONLY | os.O_CLOEXEC), "rb") as file:
                 return file.read(SERVICES_MAX_BYTES + 1)
-        finally:
-            os.close(held)
 
 
 def _write_file(sandbox: Sandbox, data: bytes) -> None:
     owner, id_map = placing.Owner(-1, -1), sandbox.container.id_map
     if sandbox.isolated:
         owner = placing.Owner() if id_map is None else placing.Owner(id_map.base, id_map.base)
-    with _root(sandbox) as root:
-        fd = placing.unnamed(root)
-        try:
-            files.write_all(fd, data)
-            placing.put(root, PLACE, fd, owner, follow=False)
-        finally:
-            os.close(fd)
+    with _root(sandbox) as root, files.closing_fd(placing.open_unnamed(root)) as fd:
+        files.write_all(fd, data)
+        placing.put(root, PLACE, fd, owner, follow=False)
