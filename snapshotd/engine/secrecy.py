@@ -68,7 +68,7 @@ class Secrecy:
         return self._funnel(trajectory, trajectory.id)
 
     def _funnel(self, trajectory: Trajectory, owner: TrajectoryID) -> Funnel:
-        """It finds the secrets of `trajectory`, and keeps them for `owner`."""
+        """The funnel that finds the secrets of `trajectory`, and keeps them for `owner`."""
         with self._lock:
             funnel = self._funnels.get((trajectory.id, owner))
             if funnel is None:
@@ -107,8 +107,8 @@ class Secrecy:
         return {name: funnel.reveal_text(env[name]) for name in names}
 
     def reveal_inside(self, trajectory: Trajectory, text: str) -> str:
-        """A text that the sandbox itself may have written, for a command in it: with secrets revealed, but not those that
-        never enter a sandbox."""
+        """Reveal the secrets in a text for a command in the sandbox, but not those that never enter a sandbox: the sandbox
+        itself may have written the text."""
         funnel = self.of(trajectory)
         kept = tuple(_secret_name(name) for name in (PROVIDER, TENANT))
 
@@ -123,13 +123,13 @@ class Secrecy:
         return DEFAULT_TENANT if recorded is None else self.of(trajectory).reveal_text(recorded)
 
     def forget_funnels(self, trajectory: TrajectoryID) -> None:
-        """Forget caches: the trajectory's environment has changed."""
+        """Forget a trajectory's cached funnels: its environment has changed."""
         with self._lock:
             for owner in (trajectory, SHARED):
                 self._funnels.pop((trajectory, owner), None)
 
     def forget(self, trajectory: TrajectoryID) -> None:
-        """It is gone."""
+        """Forget the secrets of a trajectory that is gone."""
         self.forget_funnels(trajectory)
         self.vault.forget(trajectory)
 

@@ -42,7 +42,8 @@ def _removal_error(services: Services, refs: Sequence[str], lines: Sequence[list
 
 
 def _compare_lines(services: Services, refs: Sequence[str], lines: Sequence[list[Snapshot]]) -> Comparison:
-    shared = sum(1 for _ in itertools.takewhile(lambda ids: len(set(ids)) == 1, zip(*map(_ids, lines), strict=False)))
+    in_step = zip(*([one.id for one in line] for line in lines), strict=False)
+    shared = sum(1 for _ in itertools.takewhile(lambda ids: len(set(ids)) == 1, in_step))
     fork_point = lines[0][shared - 1] if shared else None
     after = [line[shared:] for line in lines]
     number = 1 + len(_calls(services, lines[0][:shared]))
@@ -58,10 +59,6 @@ def _compare_lines(services: Services, refs: Sequence[str], lines: Sequence[list
         for ref, own, line, made in zip(refs, after, lines, calls, strict=True)
     )
     return Comparison(fork_point, branches, pairs)
-
-
-def _ids(line: list[Snapshot]) -> list[str]:
-    return [one.id for one in line]
 
 
 def _calls(services: Services, line: Sequence[Snapshot]) -> list[Snapshot]:
@@ -131,8 +128,8 @@ def _align(a: list[Snapshot], b: list[Snapshot], number: int) -> list[AlignedCal
 
 
 def _keys(left: list[Snapshot], right: list[Snapshot]) -> tuple[list[Hashable], list[Hashable]]:
-    """The values that calls are matched by. Where one call is made over and over, each also has its number among its equals: the time
-    of a match grows with the number of pairs that are equal, and whoever wrote the agent decides on that."""
+    """The values by which calls are matched. The time of a match grows with the number of equal pairs, which the agent decides
+    on. So where one call is made over and over, each also gets its number among its equals."""
     keys = [[(one.call.name, json.dumps(one.call.arguments, sort_keys=True)) for one in side] for side in (left, right)]
     a, b = map(Counter, keys)
     if sum(count * b[key] for key, count in a.items()) <= _EQUAL_PAIRS:

@@ -91,11 +91,11 @@ class Driver:
         self._thread.join()
 
     def set_variants(self, variants: Iterable[Variant]) -> None:
-        """The variants as branches get them that begin from now on: the same ones with other values of secrets."""
+        """Give branches that begin from now on these variants: the same ones with other values of secrets."""
         self._request = replace(self._request, variants=tuple(variants))
 
     def wake(self) -> None:
-        """Have a look at the branches now."""
+        """Look at the branches now, and not only after `_LOOK_S`."""
         with self._changed:
             self._changed.notify_all()
 
@@ -236,7 +236,7 @@ class Driver:
         return _with_score(branch, run, line)
 
     def _check_room(self, line: Trajectory) -> None:
-        """OutOfSpace: its run was interrupted for that."""
+        """OutOfSpace: the branch's run was interrupted because the disk was full."""
         full: str | None = None
         for event in self._services.runs.events(line.id, follow=False):
             if event["event"] == "started":  # again
@@ -288,7 +288,8 @@ class Driver:
     # -- budgets and stop rules ----------------------------------------------------------------------------------------
 
     def _check_budgets(self, at: _At, line: Trajectory, *, steps: bool) -> tuple[str, bool] | None:
-        """`steps`: it has taken some since the last look."""
+        """Apply the branch's budget and the stop rules, and return as `_wait_until_over`. `steps`: the branch has taken some since
+        the last look."""
         request, branch = self._request, self._known[at]
         if request.budget.limited or request.stop.limited:
             if steps:
@@ -327,13 +328,11 @@ class Driver:
             self._changed.notify_all()
 
     def _save(self, at: _At, branch: ExperimentBranch) -> None:
-        branch = self._without_secrets(branch)
+        if branch.error is not None:
+            branch = replace(branch, error=self._conceal(branch.error))
         with self._changed:
             self._table.save(self._record.name, branch)
             self._show(at, branch)
-
-    def _without_secrets(self, branch: ExperimentBranch) -> ExperimentBranch:
-        return branch if branch.error is None else replace(branch, error=self._conceal(branch.error))
 
     def _show(self, at: _At, branch: ExperimentBranch) -> None:
         """Tell followers, without a record. The caller holds `_changed`."""

@@ -21,8 +21,8 @@ _PAGE = 500
 
 
 def adopt(catalog: Catalog) -> None:
-    """Take those that are there into the catalog's table. Where this was cut off, it is repeated. One that had not ended
-    is stopped: it named files of the machine of whoever ran it, and goes on when that user runs it again."""
+    """Move the experiments of earlier versions into the catalog's table. It can be repeated after a crash. An experiment
+    that had not ended is stopped: it names files on its user's machine, and goes on when that user runs it again."""
     values = catalog.values
     for found in list(_all(values, _LIST)):
         branches = f"branches/{found.key}"

@@ -34,7 +34,7 @@ def measure_use(
 def measure_end(
     services: Services, request: ExperimentRequest, branch: ExperimentBranch, line: Trajectory, source: SnapshotID
 ) -> ExperimentBranch:
-    """The branch as it is at its end, without a score."""
+    """The branch with all measures at its end, without a score."""
     head = services.snapshots.get(line.head)
     files = outside = 0
     protected: list[str] = []

@@ -66,7 +66,7 @@ class Scoring:
     attendance: Attendance
 
     def run(self, snapshot: str) -> ScoredRun:
-        """Never raises an error of ours; the run carries it."""
+        """Run the scorer once. A SnapshotdError is not raised: the run carries it."""
         try:
             with full_disk_named():
                 return self.attempt(snapshot)
@@ -74,7 +74,7 @@ class Scoring:
             return ScoredRun(None, None, 0.0, error=exc.message)
 
     def attempt(self, snapshot: str) -> ScoredRun:
-        """The run carries that there is no score; errors of the engine are raised."""
+        """Run the scorer once. A run without a score says why; errors of the engine are raised."""
         scorer, mark = self.scorer, secrets.token_hex(16)
         where = "" if scorer.files is None else _normal(scorer.where or SCORER_PATH)
         report = scorer.report and _normal(scorer.report)

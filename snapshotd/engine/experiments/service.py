@@ -163,7 +163,7 @@ class ExperimentService:
         return [self._info(record) for record in self._table.list()]
 
     def get(self, name: str) -> ExperimentInfo:
-        """As it is now. NotFound; so do all that take `name`."""
+        """The experiment as it is now. NotFound, here and in all methods that take `name`."""
         return self._info(self._table.get(name))
 
     def events(self, name: str) -> Iterator[Event]:
@@ -175,7 +175,7 @@ class ExperimentService:
         return iter([{"event": "ended", **self._info(record).json()}]) if driver is None else driver.events()
 
     def stop(self, name: str) -> ExperimentInfo:
-        """End it: branches that run are stopped, and no other begins. Returns when they have."""
+        """End an experiment: stop the branches that run, and begin no other. Returns when they have stopped."""
         self._table.get(name)
         if (driver := self._driver(name)) is not None:
             driver.stop()
@@ -211,7 +211,7 @@ class ExperimentService:
         return [line for line in found if line.id in known or line.experiment == record.id]
 
     def _driver(self, name: str) -> Driver | None:
-        """The one that is at work."""
+        """The experiment's driver, if it is at work."""
         with self._lock:
             driver = self._drivers.get(name)
             return None if driver is None or driver.settled else driver
@@ -237,7 +237,7 @@ class ExperimentService:
         self._drive(record)
 
     def _go_on(self, known: Experiment, request: ExperimentRequest, digest: str) -> None:
-        """With one that has the description of the request. Conflict: it has another."""
+        """Go on with an experiment that has the description of the request. Conflict: it has another description."""
         if known.description is None:
             same = {(one.label, one.run) for one in self._table.branches(known.name)} == set(request.branches())
         else:
@@ -336,8 +336,8 @@ def _codec() -> TypeAdapter[ExperimentRequest]:
 
 
 def _digest(request: ExperimentRequest) -> str:
-    """By which the same description is known again. Secrets have no part in it, since it is recorded, and of the scorer's
-    files neither has when they were written."""
+    """The digest by which the same description is known again. It leaves out secrets, because it is recorded, and the
+    times of the scorer's files."""
     source = request.source
     bare = replace(
         request,

@@ -104,8 +104,8 @@ class Editing:
         return self._half_made.making()
 
     def check(self, source: Snapshot, request: EditRequest) -> None:
-        """UsageError, LimitExceeded: the request cannot be made of this snapshot. Files that the
-        tree cannot take are found out by `change`."""
+        """UsageError, LimitExceeded: this snapshot cannot be edited so. Files that the tree cannot take are found by
+        `change`."""
         for item in request.files:
             check_file(item)
         if request.result is not None or request.messages is not None or request.add_messages or request.drop_messages:
@@ -277,7 +277,7 @@ def check_file(item: FileEdit) -> None:
 
 
 def write_file(root: int, item: FileEdit) -> None:
-    """Into a tree that is an attacker's. UsageError, NotFound, naming the path."""
+    """Write or remove a file in a tree that is an attacker's. UsageError, NotFound, naming the path."""
     *parents, name = item.path.strip(b"/").split(b"/")
     shown = "/" + os.fsdecode(item.path.strip(b"/"))
     try:
@@ -302,8 +302,8 @@ def _remove(directory: int, name: bytes, shown: str) -> None:
 
 
 def _write(directory: int, name: bytes, shown: str, content: bytes, mode: int | None) -> None:
-    """A new file is root's; an existing one keeps its owner and attributes. Its other names keep the old content, as for any program in an
-    overlay."""
+    """Write a file. A new one is root's; an existing one keeps its owner and attributes. Its other names keep the old content,
+    as for any program in an overlay."""
     try:
         there = stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
     except FileNotFoundError:
@@ -329,7 +329,7 @@ def _conceal(message: Message, conceal: Callable[[Any], Any]) -> Message:
 
 
 def _count_shared(recorded: Iterable[Message], wanted: list[Message], limit: int) -> int:
-    """Number of leading messages that equal the recorded ones."""
+    """The number of messages at the beginning that equal the recorded ones, at most `limit`."""
     count = 0
     for old, new in zip(islice(recorded, limit), wanted, strict=False):
         if old != new:

@@ -60,13 +60,8 @@ class Effects:
     """See the module's text. Thread-safe."""
 
     def __init__(self, context: Context, sessions: Sessions, gate: Gate, listener: StepListener) -> None:
-        self._context, self._catalog, self._sessions, self._gate, self._listener = (
-            context,
-            context.catalog,
-            sessions,
-            gate,
-            listener,
-        )
+        self._context, self._catalog, self._sessions = context, context.catalog, sessions
+        self._gate, self._listener = gate, listener
 
     # -- which ones ----------------------------------------------------------------------------------------------------
 
@@ -88,8 +83,8 @@ class Effects:
     def _effects(
         self, trajectory: TrajectoryID, entries: Iterable[JournalEntry], held: Iterable[JournalEntry]
     ) -> list[Effect]:
-        """A call that `retry` has kept, or that came from a branch, counts as the call that was recorded first, on any
-        line."""
+        """The irreversible calls in `entries` that are not in `held`, newest first. A call that `retry` has kept, or that came
+        from a branch, counts as the call that was recorded first."""
         known = {origin_of(entry) for entry in held}
         found = {origin_of(e): e for e in entries if e.side_effect is SideEffect.IRREVERSIBLE and _may_have_happened(e)}
         left = [
@@ -126,8 +121,8 @@ class Effects:
         return self.run(trajectory, wanted)
 
     def run_all(self, trajectory: Trajectory, effects: Sequence[Effect], go_on: str) -> None:
-        """`run`, before the calls are left behind. Conflict: a compensation among them did not end well before, so it
-        would be passed over; `go_on` says how to leave its call behind."""
+        """Run all compensations, before their calls are left behind. Conflict: one of them has failed before, and would be
+        passed over; `go_on` says how to leave its call behind."""
         failed = [effect for effect in effects if effect.compensated not in (None, CallStatus.DONE)]
         if failed:
             names = ", ".join(

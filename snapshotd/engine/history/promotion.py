@@ -22,7 +22,7 @@ from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.step import marker
 from snapshotd.errors import Conflict, LimitExceeded
 from snapshotd.terms import number_of
-from snapshotd.types import CallID, JournalEntry, Message, Snapshot, SnapshotID, Trajectory, TrajectoryID, new_id, short
+from snapshotd.types import CallID, JournalEntry, Message, Snapshot, SnapshotID, Trajectory, new_id, short
 
 T = TypeVar("T")
 MAX_MIND_BYTES = 64 << 20
@@ -88,7 +88,7 @@ class Promotion:
         )
 
     def _settle_head(self, branch: Trajectory) -> SnapshotID:
-        """The branch's head, with the changes since its last step."""
+        """Take the branch's changes since its last step, and return its head."""
         sandbox = self._sessions.find(branch.id)
         if sandbox is not None and not sandbox.closed:
             try:
@@ -99,7 +99,7 @@ class Promotion:
         return self._catalog.get_trajectory(branch.id).head
 
     def _common(self, branch: Trajectory, target: Trajectory, head: Snapshot) -> Snapshot:
-        """The last snapshot on the branch's way that is of the target's history, too."""
+        """The last snapshot before the branch's head that is in the target's history, too."""
         at = head
         while not self._rewinding.in_history(target, at):
             if at.continues is None:
@@ -137,14 +137,11 @@ class Promotion:
 
     def _copy_entries(self, branch: Trajectory, head: Snapshot, common: Snapshot) -> list[JournalEntry]:
         """Copies of the entries since the common snapshot, with their results."""
-        recorded = [*self._catalog.journal(head.id, since=common.id), *self._ended(branch.id)]
+        ended = (entry for entry in self._catalog.unbound(branch.id) if entry.status is not None)
+        recorded = [*self._catalog.journal(head.id, since=common.id), *ended]
         ids = {entry.id: CallID(new_id()) for entry in recorded}
         copies = (self._copy(entry, ids, common) for entry in recorded)
         return list(_check_size(copies, lambda entry: [entry.arguments, entry.result, entry.details], head))
-
-    def _ended(self, branch: TrajectoryID) -> list[JournalEntry]:
-        """Calls that have ended and that no snapshot binds yet."""
-        return [entry for entry in self._catalog.unbound(branch) if entry.status is not None]
 
     def _copy(self, entry: JournalEntry, ids: dict[CallID, CallID], common: Snapshot) -> JournalEntry:
         result, known = result_of(self._context, entry, MAX_MIND_BYTES)

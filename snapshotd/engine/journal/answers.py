@@ -47,7 +47,7 @@ def result_of(context: Context, entry: JournalEntry, limit_bytes: int) -> tuple[
 
 
 def reveal_entry(funnel: Funnel, entry: JournalEntry) -> JournalEntry:
-    """An entry as the program knows it."""
+    """The entry with its secrets revealed, as the program knows it."""
     error = None if entry.error is None else funnel.reveal_text(entry.error)
     return replace(entry, result=funnel.reveal(entry.result), error=error)
 

@@ -8,14 +8,15 @@ import json
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from snapshotd.engine.context import Context
+from snapshotd.engine.journal import store_requests
 from snapshotd.engine.journal.call_output import CallOutput
 from snapshotd.engine.journal.keyvalue import KeyValueStore
 from snapshotd.engine.journal.pending import Open
 from snapshotd.engine.journal.pipeline import Journal
-from snapshotd.engine.journal.store_requests import StoreRequests
 from snapshotd.engine.protocol.agent_handler import (
     MESSAGE_LIMIT_BYTES,
     AgentHandler,
@@ -55,7 +56,7 @@ class AgentCalls(AgentHandler):
         self._context, self._journal, self._sandbox = context, journal, journal.sandbox
         self._recorder, self._conversation = journal.recorder, journal.conversation
         self._output = CallOutput(context, self._sandbox.trajectory)
-        self._store = StoreRequests(context, store, self._sandbox.trajectory)
+        self._carry_out = partial(store_requests.carry_out, context.secrecy, store, self._sandbox.trajectory)
 
     @property
     def closed(self) -> bool:
@@ -228,11 +229,11 @@ class AgentCalls(AgentHandler):
         nor writes again. A request from inside a call is not recorded: the replay answers the whole call."""
         self._recorder.pending.mark_beyond(within)
         if within is not None:
-            return self._store.carry_out(op, fields, rid)
+            return self._carry_out(op, fields, rid)
         known = self._conversation.find_fact(_STORE, rid)
         if known is not None:
             return known[0] if "body" not in known[0] else {"body": known[0]["body"].encode()}
-        answer = self._store.carry_out(op, fields, rid)
+        answer = self._carry_out(op, fields, rid)
         fact = {"body": answer["body"].decode()} if "body" in answer else answer
         self._conversation.record_fact(_STORE, fact, rid)
         return answer

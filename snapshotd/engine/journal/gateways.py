@@ -96,8 +96,8 @@ class Gateways:
         return env
 
     def open(self, sandbox: Sandbox, journal: Journal, record: LiveRecord | None = None) -> None:
-        """Give a sandbox its gateway, if its trajectory has providers. `record`: an earlier daemon's, to go on with its
-        gateway. SandboxFailed."""
+        """Give a sandbox its gateway, if its trajectory has providers. `record`: the live record from which an earlier
+        daemon's gateway is gone on with. SandboxFailed."""
         upstreams = self._upstreams(sandbox)
         if not upstreams:
             return

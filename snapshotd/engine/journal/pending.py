@@ -197,7 +197,7 @@ class Pending:
             return next(((fact.value,) for fact in self._facts if rid is not None and fact.rid == rid), None)
 
     def reopen(self, entry: JournalEntry) -> Open:
-        """Go on with a call that is open in the catalog alone."""
+        """Open a call again that is open in the catalog alone."""
         with self._sandbox.lock:
             return self._open.get(entry.id) or self._reopen(entry, 0)
 

@@ -96,8 +96,8 @@ class Mismatch(Exception):  # noqa: N818 - what happened, for `Retracing` to tur
 
 
 class Elsewhere(Exception):  # noqa: N818 - what happened, for `Retracing` to wait
-    """Everything recorded of this lane, or of the thread that makes this call, has been met, and others are still on
-    their way."""
+    """All recorded entries of this lane, or of the thread that makes this call, have been met; other lanes or threads still
+    have some to meet."""
 
 
 class Replay:
@@ -137,7 +137,7 @@ class Replay:
         return self._left[0] if self._left else None
 
     def last(self, wanted: Callable[[JournalEntry], bool]) -> CallID | None:
-        """The last wanted one of the entries that are left."""
+        """The last entry that is left and `wanted`."""
         return next((entry.id for entry in reversed(self._left) if wanted(entry)), None)
 
     def has_met(self, entries: Set[CallID]) -> bool:
@@ -145,8 +145,8 @@ class Replay:
         return not any(entry.id in entries and not entry.details.get(SIDE) for entry in self._left)
 
     def match(self, kind: EntryKind, name: str, arguments: Any) -> JournalEntry | None:
-        """Take the entry that this is; None when all have been met. Raises Mismatch, and Elsewhere for a call that was
-        cut off while others, which have not been met, ran in other threads."""
+        """Take the recorded entry of this call; None when all have been met. Raises Mismatch; and Elsewhere for a call that was
+        cut off while calls of other threads ran, which have not been met."""
         if not self._left:
             return None
         found = self._find(kind, name, arguments, None)
@@ -170,7 +170,7 @@ class Replay:
     def match_on_wire(
         self, kind: EntryKind, name: str, arguments: Any, lane: int | None, *, called: bool = False
     ) -> JournalEntry | None:
-        """Take the entry that this is, in its lane. `lane` None: a conversation that begins, `called` by another one
+        """Take the recorded entry of this call in its lane. `lane` None: a conversation that begins, `called` by another one
         or not. None when all have been met. Raises Mismatch, and Elsewhere where only other lanes are left."""
         if not self._left:
             return None
@@ -366,7 +366,8 @@ def _within(entry: JournalEntry, task: JournalEntry) -> bool:
 
 
 def comparison_key(kind: EntryKind, arguments: Any) -> str:
-    """The part that has to be the same. The prompt in a request's outline is for people: its digest is what counts."""
+    """The text that is equal for calls with equal arguments. A request's outline counts by its digest; the prompt in it is
+    for people."""
     if kind is EntryKind.MODEL and isinstance(arguments, dict) and "digest" in arguments:
         arguments = {name: value for name, value in arguments.items() if name not in ("prompt", "messages", QUESTION)}
     return canonical(arguments)

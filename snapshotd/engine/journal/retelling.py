@@ -72,7 +72,7 @@ class Retelling:
         return islice(self._catalog.conversation(self._told.id, start), count) if count else iter(())
 
     def meet(self, message: Message) -> None:
-        """Take the recorded message that this is. OtherWords."""
+        """Take this message for the recorded one that comes next. OtherWords: it is another."""
         position = self.position
         before, after, held = self.held.around(message)
         recorded = self._read(position, len(before) + 1 + len(after))
@@ -91,11 +91,11 @@ class Retelling:
         return before, after
 
     def skip(self, count: int) -> None:
-        """The program knows `count` more messages without sending them again."""
+        """Count `count` more messages as known: the program does not send them again."""
         self._move(self.position + count)
 
     def reach(self, call: CallID, messages: int) -> None:
-        """The program knows of everything up to this call, whose snapshot has so many messages."""
+        """Count all messages up to this call, whose snapshot has `messages` of them, as known to the program."""
         while self._edits and call not in self._edits[0].entries:
             self._pass_edit()
         self._move(max(self._position, messages))
@@ -108,13 +108,13 @@ class Retelling:
             self.held = HeldMessages(self.held.messages + edit.held, unanswered(end))
 
     def _move(self, position: int) -> None:
-        """The program knows of the conversation up to there."""
+        """Count the messages before number `position` as known."""
         if self.held.messages:
             self.held = self.held.behind(self._read(self._position, position - self._position))
         self._position = position
 
     def _read(self, start: int, count: int, upto: Snapshot | None = None) -> list[Message]:
-        """So many messages of the conversation that the program tells, or of that `upto` a snapshot."""
+        """`count` messages from number `start`: of the conversation that the program tells, or of the one up to a snapshot."""
         told = upto or self._told
         count = min(count, told.messages - start)
         return list(islice(self._catalog.conversation(told.id, start), count)) if count > 0 else []

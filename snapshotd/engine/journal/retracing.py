@@ -121,10 +121,11 @@ class NoReplay:
         return True
 
     def begin(self) -> None:
-        """Give the sandbox the files on which the program begins. To be called before that."""
+        """Give the sandbox the files on which the program begins. Called before it begins."""
 
     def finish(self) -> Diverged | None:
-        """The program has ended. Returns Diverged if it did not meet all recorded entries; then nothing of its end is recorded."""
+        """End the replay: the program has ended. Returns Diverged if it did not meet all recorded entries; then nothing of its
+        end is recorded."""
         return None
 
     def take_fact(self, kind: str) -> tuple[Any] | None:
@@ -137,8 +138,8 @@ class NoReplay:
         return False
 
     def skip(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Take these messages as known to the program. Returns the ones that the conversation does not hold yet. WaitingCaller
-        holds the sandbox's lock."""
+        """Take these messages as known to the program. Returns the ones that the conversation does not hold yet. The
+        caller holds the sandbox's lock."""
         return messages
 
     def known_count(self) -> int:
@@ -150,7 +151,7 @@ class NoReplay:
         return self._catalog.conversation(self.sandbox.head, start)
 
     def messages_to_send(self, limit: int) -> list[Message]:
-        """The first messages that a program which is replayed has to send, as it knows them."""
+        """The first messages that a replayed program has to send, as the program knows them."""
         return []
 
     def place(self) -> SnapshotID:
@@ -169,7 +170,7 @@ class NoReplay:
 
 
 class _Way:
-    """The part of the recorded way that the program has come. `newest`: the snapshot with whose files it goes on live."""
+    """The part of the recorded path that the program has replayed. `newest`: the snapshot with whose files it goes on live."""
 
     def __init__(self, resumption: Resumption, retelling: Retelling, newest: Snapshot) -> None:
         self.retelling, self.newest = retelling, newest
@@ -185,23 +186,23 @@ class _Way:
         self.when_met: list[Callable[[], object]] = []
 
     def end(self) -> None:
-        """The program does from now on what is not recorded: it needs the network and its services."""
+        """Give the program its network and services: from now on it does what is not recorded."""
         while self.when_met:
             self.when_met[0]()
             self.when_met.pop(0)
 
     def stands_s(self, matched: int) -> float:
-        """Seconds since a call first asked this with the same number of `matched` entries: so long nothing was met."""
+        """Seconds for which no entry was met: since the first request with this number of `matched` entries."""
         if self._stands_at != matched:
             self._stands_at, self._stands_since_s = matched, time.monotonic()
         return time.monotonic() - self._stands_since_s
 
     def leads_to(self, entry: JournalEntry) -> bool:
-        """True if the entry is not before the one that was reached."""
+        """True if the entry comes after the one that was reached last, or is that one."""
         return self._places.get(entry.id, self._place) >= self._place
 
     def reach(self, entry: JournalEntry, snapshot: Snapshot) -> None:
-        """The call of this entry, with its snapshot, is replayed."""
+        """Note that the call of this entry, with its snapshot, is replayed."""
         self.reached, self.models, self._place = snapshot, [], self._places.get(entry.id, self._place)
 
 
@@ -433,7 +434,7 @@ class Retracing(NoReplay):
             with self.sandbox.lock:
                 self.sandbox.mind.messages[:0] = met
                 call = marker("diverged", {"recorded": expected[:2000], "actual": actual[:2000]})
-                self._recorder.branch(call, self._way.reached, kept, models)
+                self._recorder.step(call, follows=self._way.reached, keep_messages=kept, entries=models)
         self._end_replay()
 
     def finish(self) -> Diverged | None:

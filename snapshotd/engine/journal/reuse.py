@@ -113,7 +113,7 @@ class Reuse:
         self._at = taken.id
 
     def end(self) -> None:
-        """Everything runs from here on."""
+        """Answer no further call: everything runs from here on."""
         self.active, self._paths, self._next = False, None, []
 
     def find_reply(self, name: str, arguments: Any, lane: int | None) -> JournalEntry | None:
@@ -257,7 +257,7 @@ def _is_source(entry: JournalEntry) -> bool:
 
 
 def _quiet(catalog: Catalog, older: SnapshotID, newer: SnapshotID) -> bool:
-    """True if nothing but the program itself took snapshots between the two."""
+    """True if the program alone took snapshots between the two."""
     while newer != older:
         snapshot = catalog.get_snapshot(newer)
         if snapshot.parent is None or snapshot.follows is not None or snapshot.call.name not in _OWN_MARKERS:
@@ -267,7 +267,7 @@ def _quiet(catalog: Catalog, older: SnapshotID, newer: SnapshotID) -> bool:
 
 
 def _take_next(path: Iterator[T]) -> T | None:
-    """The next step; None at the end, and if the run is gone."""
+    """Take the next step; None at the end, or if the run is gone."""
     try:
         return next(path, None)
     except (NotFound, DataLoss):
@@ -275,7 +275,7 @@ def _take_next(path: Iterator[T]) -> T | None:
 
 
 def _follow(path: Iterator[EarlierCall], own: list[EarlierCall]) -> bool:
-    """True if a run made these calls first, with these outcomes. It stands behind them then."""
+    """Follow a run past these calls. True if it made them first, with these outcomes."""
     for step in own:
         other, mine = _take_next(path), step.entry
         same = other is not None and _same(other.entry, mine.name, mine.arguments, mine.details.get(CODE))

@@ -19,13 +19,8 @@ from snapshotd.engine.base import Task
 from snapshotd.errors import Conflict, LimitExceeded, NotFound, UsageError
 from snapshotd.types import SnapshotID
 
-PENDING, IN_PROGRESS, COMPLETED, FAILED, SKIPPED = STATUSES = (
-    "pending",
-    "in-progress",
-    "completed",
-    "failed",
-    "skipped",
-)
+STATUSES = ("pending", "in-progress", "completed", "failed", "skipped")
+PENDING, IN_PROGRESS, COMPLETED, FAILED, SKIPPED = STATUSES
 MAX_TASKS = 1000
 MAX_DEPENDS = 100
 MAX_NAME_CHARS = 200

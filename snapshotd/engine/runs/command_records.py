@@ -44,7 +44,7 @@ class CommandRecords:
 
     @contextlib.contextmanager
     def open(self, info: CommandInfo, *, afresh: bool = False) -> Iterator[EventLog]:
-        """The record of a command, to be written inside. `afresh`: a new one, which begins with `started`."""
+        """Open the record of a command for the block. `afresh`: a new record, which begins with `started`."""
         self._context.command_logs(info.trajectory).mkdir(mode=0o700, parents=True, exist_ok=True)
         log = self._logs.begin(_name(info))
         try:
@@ -104,7 +104,7 @@ class CommandRecords:
         return next((snapshot for snapshot in newest if snapshot.call.id == info.id), None)
 
     def settle(self, trajectory: TrajectoryID, spared: Collection[CallID] = ()) -> None:
-        """Give commands that no daemon can go on with, but those `spared`, the outcome that is known."""
+        """Record the known outcome of every command that no daemon can go on with, but of those `spared`."""
         for info in self.all_of(trajectory):
             if not info.running or info.id in spared:
                 continue
@@ -178,5 +178,5 @@ def _finished_event(info: CommandInfo) -> Event:
 
 
 def _name(info: CommandInfo) -> str:
-    """Name of its record below the records' directory."""
+    """The name of a command's record below the records' directory."""
     return f"{info.trajectory}/{info.id}"

@@ -82,18 +82,18 @@ class KnownCommands:
         self._lock = threading.Lock()
 
     def add(self, live: _Live) -> None:
-        """It runs from now on."""
+        """Add a command that runs from now on."""
         with self._lock:
             self._live[live.info.id] = live
 
     def forget(self, live: _Live) -> None:
-        """It has ended."""
+        """Forget a command that has ended."""
         with self._lock:
             self._live.pop(live.info.id, None)
 
     def all_of(self, trajectory: TrajectoryID) -> list[CommandInfo]:
-        """The running ones, and the newest of the ended ones, in the order in which they began. Also those that run in the
-        foreground: their clients may have gone away."""
+        """The commands of a trajectory that run, and the newest that have ended, in the order in which they began. Commands
+        in the foreground are among them: their clients may have gone away."""
         with self._lock:
             live = list(self._live.values())
         foreground = (
@@ -409,7 +409,7 @@ class Commands:
         abandon: bool = False,
         save: bool = True,
     ) -> tuple[ToolCall, CommandOutcome]:
-        """Pass on its output until it has ended: the call that it was then."""
+        """Pass on the command's output until it has ended. Returns the call that it was, and its outcome."""
         process = live.process
         with end_after(live.timeout_s, live.sandbox, live.command, process):
             outcome = self._execution.follow(
@@ -425,7 +425,7 @@ class Commands:
         return _call_of(live, outcome), outcome
 
     def close(self) -> None:
-        """All sandboxes have ended: return when all is recorded."""
+        """Return when the ends of all commands are recorded. Called when all sandboxes have ended."""
         with self._lock:
             threads, self._threads = self._threads, []
         for thread in threads:
@@ -466,7 +466,7 @@ def _left_s(info: CommandInfo) -> float | None:
 
 
 def _call_of(live: _Live, outcome: CommandOutcome) -> ToolCall:
-    """The tool call that a command was, which has ended."""
+    """The record of a command that has ended, as a tool call."""
     info = live.info
     return ToolCall(
         info.id,
@@ -481,7 +481,7 @@ def _call_of(live: _Live, outcome: CommandOutcome) -> ToolCall:
 
 
 def _end_of(live: _Live, outcome: CommandOutcome) -> dict[str, Any]:
-    """The `status`, `exit_code` and `error` of its call."""
+    """The fields `status`, `exit_code` and `error` of the call that a command was."""
     status, exit_code = status_of(outcome), outcome.exit_code
     error = None if exit_code == 0 else reached_limit(live.sandbox, live.before)
     if live.command.timed_out and exit_code == KILLED:  # else it had ended before

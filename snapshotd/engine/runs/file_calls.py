@@ -46,7 +46,7 @@ Place = Callable[[int], object]
 
 @dataclass(slots=True)
 class _Call:
-    """One that is being made: the sandbox, and what will be recorded of it."""
+    """A call that is being made: its sandbox, and what will be recorded of it."""
 
     sandbox: Sandbox
     command: ClientCommand
@@ -64,7 +64,7 @@ class _Call:
         self.room = self.sandbox.root.room()
 
     def take(self, size: int, files: int = 0) -> None:
-        """So much more is about to be written. Conflict: as `check`; OutOfSpace."""
+        """Count bytes and files that are about to be written. OutOfSpace: there is no room for them; Conflict: as `check`."""
         self.check()
         self.room = Used(self.room.bytes - size, self.room.inodes - files)
         if min(self.room.bytes, self.room.inodes) < 0:
@@ -226,7 +226,7 @@ class FileCalls:
         return Written(snapshot, done.files, done.directories, done.bytes, tuple(done.warnings))
 
     def make_dir(self, ref: str, path: bytes, *, user: str | None) -> Snapshot:
-        """A directory, with those above it. Not an error when it is there."""
+        """Make a directory, and those above it. Not an error when it is there."""
 
         def receive(call: _Call) -> Place:
             owner = call.owner(user)
@@ -254,11 +254,9 @@ class FileCalls:
     def _make(
         self, ref: str, name: str, arguments: dict[str, Any], path: bytes, receive: Callable[[_Call], Place]
     ) -> Snapshot:
-        """Make a call: `receive` takes in what comes from outside, and what it returns puts it in place."""
-        trajectory, snapshot = (
-            self._context.catalog.resolve_trajectory(ref),
-            self._context.catalog.resolve_snapshot(ref),
-        )
+        """Make a call. `receive` takes the client's data, and returns the function that puts them in place."""
+        catalog = self._context.catalog
+        trajectory, snapshot = catalog.resolve_trajectory(ref), catalog.resolve_snapshot(ref)
         if _is_named(snapshot, ref):
             raise UsageError(
                 f"{ref} is a snapshot, whose files do not change: name its trajectory {trajectory.shown_name}, "
@@ -328,7 +326,7 @@ def _as_text(path: bytes) -> str:
 
 
 def _pieces(fd: int, size: int) -> Iterator[bytes]:
-    """So much of a file, or less where it ends before: a live one may grow for ever."""
+    """The first `size` bytes of a file in pieces, or less where it ends before: a live file may grow for ever."""
     with open(fd, "rb", buffering=0) as file:
         while size > 0 and (piece := file.read(min(size, _PIECE_BYTES))):
             turns.give_way()

@@ -32,12 +32,12 @@ def environment(root: str) -> dict[str, str]:
 
 
 def place(root: str, path: str) -> str:
-    """The machine's path of what an absolute path names in the folder `root`."""
+    """The path on this machine of the file that a sandbox in the folder `root` calls `path`."""
     return f"{root}{posixpath.normpath('/' + path.lstrip('/'))}"
 
 
 def refusal(what: str, instead: str) -> Unsupported:
-    """The error for a part of a request."""
+    """The error for a part of a request that a folder cannot have. `instead`: what the user can do."""
     return Unsupported(f"{what} needs a sandbox with isolation, and this one is a plain folder: {instead}")
 
 

@@ -55,7 +55,7 @@ class HalfMade:
 
 
 def find_incomplete(catalog: Catalog) -> list[Trajectory]:
-    """The trajectories that a dead daemon has not completed. One that was made alone is complete with its first own
+    """The trajectories that a dead daemon has not completed. A trajectory that was made alone is complete with its first own
     snapshot."""
     found: list[Trajectory] = []
     for item in _read_list(catalog):

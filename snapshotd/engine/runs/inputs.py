@@ -66,9 +66,9 @@ def _write_services(root: int, text: str) -> None:
 
 
 def digest(store: LayerStore, below: Stack, layer: LayerID | None, services: str = "") -> str:
-    """A digest of the files that a run begins with, over its image: equal for equal content, owners, permissions and
-    attributes of the workspace, whatever its times, and the same layers with its dependencies. The program's own file
-    counts as part of the workspace alone. `services`: their declarations. 64 hexadecimal characters. Cost: reads the workspace."""
+    """A digest of the files that a run begins with, over its image, as 64 hexadecimal characters. It covers the layers
+    with its dependencies, the declarations of `services`, and the workspace: content, owners, permissions and attributes,
+    but no times. A program's file outside of the workspace is not covered. Cost: reads the workspace."""
     found = hashlib.sha256(json.dumps([*below.layers, *filter(None, [services])]).encode())
     if layer is None:
         return found.hexdigest()
@@ -145,9 +145,8 @@ def _inside(agent: Path, sandbox: SandboxRequest) -> PurePosixPath | None:
 
 
 def agent_spec(request: RunRequest, *, isolated: bool) -> AgentSpec:
-    """The program of a run as it is called inside the sandbox, without isolation from the workspace.
-    A file of the workspace is run there, so that its
-    imports work."""
+    """The command that runs the program of a request inside the sandbox. A program in the workspace is run from there, so
+    that its imports work. Without isolation (`isolated` False) paths are relative to the workspace."""
     if request.agent is None:
         return AgentSpec(argv=request.command, program=0, user=request.user)
     inside = _inside(request.agent, request.sandbox)

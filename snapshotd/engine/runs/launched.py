@@ -139,7 +139,7 @@ class ThrowAways:
 
     @contextlib.contextmanager
     def start(self, trajectory: Trajectory, snapshot: Snapshot) -> Iterator[Sandbox]:
-        """A sandbox that exists inside. SandboxFailed: the daemon was told to stop meanwhile."""
+        """Start a sandbox that ends with the block. SandboxFailed: the daemon was told to stop meanwhile."""
         sandbox, calls = self._launch(trajectory, snapshot)
         try:
             with self._changing:
@@ -160,7 +160,7 @@ class ThrowAways:
                     self._changing.notify_all()
 
     def end(self, end: Callable[[Sandbox], object]) -> None:
-        """Have `end` end all, and let none begin any more. Errors are logged."""
+        """End all with `end`, and let none begin any more. Errors are logged."""
         with self._changing:
             self._closed = True
             live = list(self._live.values())
@@ -171,7 +171,7 @@ class ThrowAways:
                 _log.exception("a throw-away sandbox is left behind")
 
     def wait_until_gone(self) -> None:
-        """Return when the threads that use them have noticed their end, or after some seconds."""
+        """Return when the threads that use throw-away sandboxes have noticed their end, or after some seconds."""
         with self._changing:
             self._changing.wait_for(lambda: not self._live, _END_S)
 

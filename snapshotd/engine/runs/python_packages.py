@@ -44,8 +44,8 @@ PACKAGES_DIR only."""
 
 
 def read_requirements(request: SandboxRequest, agent: Path | None) -> tuple[str, ...]:
-    """The requirement lines of a sandbox, in order: of its file, else of its agent's. UsageError when the
-    file or the metadata cannot be read."""
+    """Read the requirement lines of a sandbox, in order: from its requirements file, else from its agent's file.
+    UsageError: they cannot be read."""
     if request.requirements is not None:
         try:
             with open(open_seen(request.requirements, request.namespace_pid)) as f:

@@ -78,8 +78,8 @@ class Resumes:
             raise
 
     def entries(self, trajectory: Trajectory, head: Snapshot) -> tuple[JournalEntry, ...]:
-        """The entries that a restarted program has to meet: the journal from its beginning, and the calls that ended
-        since the head. Before them those that it has to run again."""
+        """The entries that a restarted program has to meet: first the calls that it has to run again, then the journal from its
+        beginning, then the calls that ended since the head."""
         bound = entries_upto(self._catalog, head, trajectory.began)
         return (*bound, *(entry for entry in self._catalog.unbound(trajectory.id) if entry.status is not None))
 
@@ -124,8 +124,8 @@ class Resumes:
 
 
 def entries_upto(catalog: Catalog, head: Snapshot, began: SnapshotID | None) -> tuple[JournalEntry, ...]:
-    """The journal of a program up to a snapshot. Before it, as cut off, the calls that ran at that snapshot, and at those
-    to which a person went back."""
+    """The journal of a program up to a snapshot. Before it come, as cut off, the calls that ran when that snapshot was taken,
+    or one to which a person went back."""
     cut_off = (replace(entry, status=None, details={}) for entry in catalog.left_running(head.id, since=began))
     return (*cut_off, *catalog.journal(head.id, since=began))
 

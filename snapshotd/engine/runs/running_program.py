@@ -80,7 +80,7 @@ class Program:
             self._log.append({"event": "warning", "message": sentence})
 
     def attach(self, process: Process, log: EventLog) -> None:
-        """It was started by an earlier daemon. SandboxFailed."""
+        """Take a process that an earlier daemon started. SandboxFailed."""
         self._process, self._log = process, log
         self._kept.open()
 
@@ -94,7 +94,7 @@ class Program:
             self._thread.join()
 
     def _outlive(self) -> None:
-        """Once it is live, the sandbox is there for the next daemon, too."""
+        """Let the next daemon go on with the sandbox, once its program is live."""
         if self._journal.replay.settled:
             self._sandbox.outlive(
                 {
@@ -132,8 +132,8 @@ class Program:
         _log.info("run of %s ended: %s, exit code %s", sandbox.trajectory.id, status, exit_code)
 
     def _take_exit_snapshot(self, outcome: CommandOutcome, reached: str | None) -> TrajectoryStatus:
-        """The agent's process is gone: take the exit snapshot, unless a `stop` has ended the sandbox. `reached`: the
-        message about a limit that was reached."""
+        """Take the exit snapshot of a program that has ended, unless a `stop` has ended the sandbox. `reached`: the message
+        about a limit that was reached."""
         sandbox, log = self._sandbox, self._log
         with sandbox.lock:
             sandbox.use.cut_off_commands()

@@ -72,12 +72,12 @@ def drop_kept(context: Context, unwanted: Callable[[str], bool]) -> None:
 
 
 def record_of(context: Context, container: ContainerID) -> LiveRecord:
-    """Place of a container's live record, which may not exist."""
+    """The live record of a container. It need not exist on disk."""
     return LiveRecord(context.run_dir / _DIRECTORY / container)
 
 
 def outlive(context: Context, sandbox: Sandbox) -> None:
-    """Make sure that the next daemon can go on with a sandbox. One with a program does that by itself."""
+    """Make sure that the next daemon can go on with a sandbox. A sandbox with a program sees to that by itself."""
     with sandbox.lock:
         if sandbox.use.agent_running or sandbox.survival.is_kept:
             return
@@ -179,8 +179,8 @@ def _settle(
 
 
 def _end_cut_off_commands(cgroup: Members, spared: set[int]) -> None:
-    """Kills clients' commands: they were cut off with the daemon that ran them. Their background children live on, as
-    ever."""
+    """Kill clients' commands: they were cut off with the daemon that ran them. Their background children live on, as
+    always."""
     inside = set(cgroup.members())
     for pid in inside - spared:
         try:

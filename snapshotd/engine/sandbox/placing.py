@@ -184,7 +184,7 @@ def rename(root_fd: int, path: bytes, to: bytes) -> None:
 
 @contextlib.contextmanager
 def _place(root_fd: int, path: bytes, *, follow: bool = False, make: Owner | None = None) -> Iterator[LivePlace]:
-    """Where `path` leads. With `follow` a link at its end is followed; with `make` the directories above are made.
+    """The place that `path` leads to. With `follow` a link at its end is followed; with `make` the directories above are made.
     OSError: EXDEV (something is mounted there), EISDIR (no name in a directory)."""
     for _ in range(_MOST_LINKS):
         above, _, name = path.rstrip(b"/").rpartition(b"/")
@@ -231,8 +231,8 @@ def _name(place: LivePlace, make: Callable[[bytes], None]) -> None:
 
 @contextlib.contextmanager
 def explain_errors(what: str, path: bytes) -> Iterator[None]:
-    """An OSError in the block as a sentence: `what` is what was tried, such as "write". Other errors stay as they
-    are."""
+    """Raise an OSError of the block as an error with a sentence. `what` is the verb of that sentence, such as "write".
+    Errors that need no sentence stay as they are."""
     try:
         yield
     except OSError as exc:

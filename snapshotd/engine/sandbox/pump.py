@@ -111,7 +111,7 @@ def pump(
 
 
 def printed_output(events: Iterable[Event]) -> Iterator[Printed]:
-    """The output that a program has printed so far, as far as it was followed."""
+    """The pieces of a program's output among these events, without those of its tool calls."""
     for event in events:
         if event["event"] == "output" and "call" not in event:
             yield Printed(event["stream"], base64.b64decode(event["data_b64"]), event.get("shown_bytes", 0))
@@ -223,7 +223,8 @@ class _Attended:
             selector.register(self._caller.fd, selectors.EVENT_READ)
 
     def take(self, fd: int, selector: selectors.BaseSelector) -> set[Stream]:
-        """Do the work that one of these descriptors is ready for. Returns the streams that the caller stops reading."""
+        """Pass on the input, or news of the caller, for which `fd` is ready. Returns the streams that the caller stops
+        reading."""
         if self._caller is None or fd not in (self._caller.fd, self._input_fd):
             return set()  # the input was closed just now
         unread: set[Stream] = set()

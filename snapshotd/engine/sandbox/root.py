@@ -131,7 +131,7 @@ class SandboxRoot:
 
     @property
     def store(self) -> LayerStore:
-        """The layers that it is made of."""
+        """The store with the layers of the root."""
         return self._parts.store
 
     @property
@@ -182,9 +182,8 @@ class SandboxRoot:
         return self.capture_copy(reason)
 
     def revive(self) -> None:
-        """If the process that served files of the root has died, go on on a root that is served again, or written. As
-        long as something is alive that is not parked, everything stays as it is. Errors as
-        `capture`."""
+        """Give the sandbox a root that is served again, or written, if the process that served its files has died. As
+        long as a process is alive that is not parked, nothing changes. Errors as `capture`."""
         if self._lazy_by is None:
             return
         (served_by,) = self._lazy_by
@@ -221,8 +220,8 @@ class SandboxRoot:
             apply.apply(root, changes, wanted, shift=shift, whole_groups=True)
 
     def bury(self) -> None:
-        """Let go of the roots that the sandbox has left, which takes time in proportion to the inodes touched there.
-        When the sandbox goes on; from any thread, and from several."""
+        """Let go of the roots that the sandbox has left. It takes time in proportion to the inodes touched there, so call
+        it when the sandbox goes on; from any thread, also from several."""
         store, former = self._parts.store, []
         with contextlib.suppress(IndexError):
             while True:
@@ -292,7 +291,7 @@ class SandboxRoot:
 
     @contextlib.contextmanager
     def _measure_stop(self, pauses: list[int]) -> Iterator[None]:
-        """The sandbox stands still inside; its time is added to `pauses`."""
+        """Stop the sandbox inside the block, and add the time to `pauses`."""
         start = time.perf_counter_ns()
         with frozen(self._parts.cgroup):
             yield
@@ -331,7 +330,7 @@ class SandboxRoot:
         return Captured(stack, "copy", reason, sum(pauses), self.base, self.fresh + 1, self.bury)
 
     def _mirror_layers(self) -> tuple[LayerID, ...]:
-        """The layer of the last copy, which is held as long as the next one may need it."""
+        """The layer of the last copy, if the next copy may link unchanged files from it: then it is held."""
         return () if self._mirror is None else (self._mirror.layer,)
 
     def replace(self, stack: Stack, base: SnapshotID, *, made: LayerID | None = None) -> None:
@@ -353,7 +352,7 @@ class SandboxRoot:
         self.own_layers = [upper] if made is None else [upper, made]
 
     def adopt_capture(self, captured: Captured, snapshot: SnapshotID) -> None:
-        """The capture became this snapshot, which is the head."""
+        """Go on from this snapshot: the capture became it, and it is the head."""
         sealed = captured.stack.layers[: captured.own_layers]
         self._parts.store.unpin(sealed)  # the catalog refers to them now
         self.own_layers = [layer for layer in self.own_layers if layer not in sealed]
@@ -364,7 +363,8 @@ class SandboxRoot:
         self._survival.finish_commit(snapshot, self.present)
 
     def abandon_capture(self, captured: Captured) -> None:
-        """The capture became no snapshot. A sealed layer goes to the next snapshot as well; a copy is made again."""
+        """Go on from the head: the capture became no snapshot. The next snapshot gets its sealed layer as well; a copy is
+        made again."""
         self.bury()
         if captured.method == "copy" and self._mirror is not None:
             self.own_layers.remove(self._mirror.layer)
@@ -376,7 +376,7 @@ class SandboxRoot:
         return Root(mount_id, self.upper, self.stack, self.base, self.fresh, self._writer.head, self.lazy)
 
     def _announce(self, upper: LayerID, stack: Stack, lazy: bool, fresh: int, mount_id: int) -> None:
-        """The root is about to become another one."""
+        """Announce the root that the sandbox is about to get to the next daemon."""
         self._survival.announce(Root(mount_id, upper, stack, self.base, fresh, self._writer.head, lazy))
 
     def release(self) -> None:
@@ -392,7 +392,7 @@ class SandboxRoot:
 
 @contextlib.contextmanager
 def frozen(cgroup: Members) -> Iterator[None]:
-    """Every process of the sandbox stands still inside."""
+    """Freeze every process of the sandbox inside the block."""
     cgroup.freeze()
     try:
         yield

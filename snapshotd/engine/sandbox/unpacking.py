@@ -46,8 +46,8 @@ class Unpacker:
     done: Unpacked = field(default_factory=Unpacked)
 
     def unpack(self, path: bytes, read: Callable[[int], bytes]) -> None:
-        """Put everything below the directory `path`. SnapshotdError; what `read` raises. `done` says what is there
-        already."""
+        """Put every member below the directory `path`. After an error, `done` says what is in place already. SnapshotdError,
+        and the errors of `read`."""
         reader = TarReader(_Stream(read))
         for member in reader:
             self.take(0, 1)

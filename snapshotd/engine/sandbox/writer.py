@@ -30,7 +30,7 @@ class TrajectoryWriter:
         self.fence = fence
 
     def move_to(self, head: Snapshot) -> None:
-        """The trajectory has this head now."""
+        """Take this snapshot for the trajectory's head."""
         self.head, self.seq, self.messages = head.id, head.seq, head.messages
 
     @contextlib.contextmanager

@@ -89,7 +89,7 @@ class Gate:
         return self._await_decision(caller, Asked(call, QUESTION, details, SideEffect.LOCAL, words, limit_s, bound))
 
     def _await_decision(self, caller: WaitingCaller, asked: Asked) -> Approval:
-        """The decided approval. A stale one is not returned: the call asks anew."""
+        """Wait for a decision, and return the approval. One that became stale is not returned: the call asks anew."""
         changed, waiting = self._approvals.changed, self._approvals.waiting
         while True:
             approval = self._find(caller, asked) or self._add(caller, asked)
@@ -105,7 +105,7 @@ class Gate:
                 return decided
 
     def _deliver(self, approval: Approval, sandbox: Sandbox, call: CallID) -> None:
-        """Remember who got the outcome, as long as the run lasts: a program that runs again finds the answer."""
+        """Remember the call that got the outcome, as long as the run lasts: a program that runs again gets the answer too."""
         self._delivered = {key: to for key, to in self._delivered.items() if not to[0].closed}
         self._delivered[approval.id] = (sandbox, call)
 

@@ -57,12 +57,12 @@ class Conversations:
         return self._heard_before[request.api]
 
     def begin_request(self, lane: Lane) -> None:
-        """Count a request of the lane as being on its way to the provider."""
+        """Count a request of the lane as on its way to the provider."""
         with self._waiting:
             lane.asking += 1
 
     def end_request(self, lane: Lane) -> None:
-        """The request of a `wait` is not on its way any more."""
+        """Count the request of a `begin_request` as answered."""
         with self._waiting:
             lane.asking -= 1
 
@@ -71,7 +71,7 @@ class Conversations:
         return self._lanes.lane_of(call_id)
 
     def add(self, lane: Lane) -> None:
-        """Know a lane of the journal."""
+        """Add a lane of the journal."""
         self._lanes.add(lane)
 
     def add_messages(self, lane: Lane, at: int, messages: Sequence[Message]) -> None:
@@ -81,7 +81,7 @@ class Conversations:
             self._journal.conversation.add(message, rid=_rid(lane, at, number, message))
 
     def extend(self, lane: Lane, at: int, digests: Sequence[bytes]) -> None:
-        """The lane goes on with these messages, from number `at`."""
+        """Extend the lane by these messages, from number `at`."""
         lane.digests[at:] = digests
         self.note(
             {
@@ -95,8 +95,8 @@ class Conversations:
         )
 
     def end_with(self, lane: Lane, request: TurnRequest, content: ReplyContent) -> None:
-        """The lane ends with the reply to this request now, which a later request may name. Where no tools are offered,
-        that one may repeat the words among other messages."""
+        """End the lane with the reply to this request, which a later request may name. Where no tools are offered, a later
+        request may repeat the reply's words among other messages."""
         at, reply_id = len(lane.digests), content.response_id
         conversation = self._lanes.add_reply(lane, request, reply_id)
         if reply_id is not None and request.store:
@@ -107,7 +107,7 @@ class Conversations:
             self.note({"reply": words, "of": lane.number, "at": at, "conversation": None})
 
     def ask_for(self, lane: Lane, calls: Sequence[ModelCall]) -> None:
-        """The lane's model asks for these calls."""
+        """Note that the lane's model asks for these calls."""
         self._lanes.add_calls(lane, {call.id: call.arguments for call in calls})
 
     def describe_difference(self, request: TurnRequest, lane: Lane) -> str:

@@ -195,7 +195,7 @@ class Lanes:
         return known
 
     def add_calls(self, lane: Lane, calls: Mapping[str, Any]) -> None:
-        """The lane's model asks for these calls. `calls`: their arguments, by id."""
+        """Note the calls that the lane's model asks for. `calls`: their arguments, by id."""
         with self._lock:
             self._owners.update(dict.fromkeys(calls, lane))
             self._asked.update(calls)
@@ -205,8 +205,8 @@ class Lanes:
                 del self._owners[next(iter(self._owners))]
 
     def add_reply(self, lane: Lane, request: TurnRequest, reply_id: str | None) -> str | None:
-        """The lane ends with the reply to this request now, whose id is `reply_id`. Returns the id of the conversation
-        that the provider keeps, if it is one."""
+        """Remember the reply to this request, with which the lane ends now, by its id. Returns the id of the conversation that
+        the provider keeps, if it keeps one."""
         if reply_id is None:
             return None
         conversation = None if request.previous in self._replies else request.previous
@@ -214,7 +214,7 @@ class Lanes:
         return conversation
 
     def remember(self, lane: Lane, at: int, reply_id: str, conversation: str | None) -> None:
-        """A reply ends before message number `at` of the lane. `conversation`: the one that the provider keeps."""
+        """Remember that a reply ends before message number `at` of the lane. `conversation`: the one that the provider keeps."""
         with self._lock:
             self._replies[reply_id] = lane, at
             if conversation is not None:
@@ -233,7 +233,7 @@ class Lanes:
         return self._next
 
     def add(self, lane: Lane) -> None:
-        """A lane that is known from before."""
+        """Add a lane of before, in place of the one with its number."""
         with self._lock:
             self._lanes = [*(other for other in self._lanes if other.number != lane.number), lane]
             for call_id, owner in self._owners.items():

@@ -96,7 +96,7 @@ class ModelCalls:
         return asked
 
     def _hear(self, request: TurnRequest, place: LanePlace, *, replaying: bool) -> None:
-        """The messages that the request brings join the conversation. `replaying`: the program has just gone live, so
+        """Add the messages that the request brings to the conversation. `replaying`: the program has just gone live, so
         the conversation may hold some of them, such as the tools' results."""
         lane, told = place.lane, request.new_messages(place.known)
         if replaying and not lane.side:
@@ -115,7 +115,7 @@ class ModelCalls:
     def say(
         self, lane: Lane, request: TurnRequest, content: ReplyContent, calls: list[ModelCall], entry: JournalEntry
     ) -> None:
-        """The model's words join the conversation; it asks for calls. Denied."""
+        """Add the model's words to the conversation, and open the calls that they ask for. Denied."""
         at = len(lane.digests)
         self.conversations.add_messages(lane, at, content.messages)
         self.conversations.extend(lane, at, content.digests)

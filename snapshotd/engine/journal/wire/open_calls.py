@@ -92,8 +92,9 @@ class WireCalls:
     def open_calls(
         self, lane: Lane, request: TurnRequest, calls: list[ModelCall], model: JournalEntry | None, at: int
     ) -> None:
-        """The reply to `request`, at place `at` of the lane, asks for calls, or for none. The agent has not heard of it
-        yet. `model`: the reply's entry; None in a replay, where the ends of the calls may be recorded. Denied."""
+        """Open the calls that the reply to `request` asks for, or the turn of its words if it asks for none. The reply stands
+        at place `at` of the lane, and the agent has not got it yet. `model`: its entry; None in a replay, where the ends of
+        the calls may be recorded. Denied."""
         for call in calls:
             if model is not None:
                 self._open(call, model, lane, at)
@@ -114,7 +115,7 @@ class WireCalls:
         return Open(entry, time.perf_counter_ns())
 
     def _open(self, call: ModelCall, model: JournalEntry, lane: Lane, at: int) -> None:
-        """The model asks for a tool: the moment to ask a person. Denied."""
+        """Open a call that the model asks for, once policy and people let it run. Denied."""
         with self._lock:
             if call.id in self._tools:
                 return
@@ -132,8 +133,8 @@ class WireCalls:
     # -- to the request that ends --------------------------------------------------------------------------------------
 
     def meet_ends(self, request: TurnRequest, place: LanePlace) -> Ends:
-        """The calls, or the turn, that a request ends, without the ends that the journal records: they are met here, before
-        the others, since the results of one turn come in any order. Diverged."""
+        """The calls, or the turn, that a request ends and whose ends are not recorded. Recorded ends are met here, before the
+        others, since the results of one turn come in any order. Diverged."""
         lane, calls = place.lane, self._find_ends(request, place)
         calls = sorted(calls, key=lambda end: not self._is_recorded(lane, end))
         left = [end for end in calls if not self._meet_end(lane, end)]
@@ -169,7 +170,7 @@ class WireCalls:
         )
 
     def _meet_end(self, lane: Lane, end: _End) -> bool:
-        """True if the journal records the call's end. The files are then as they were. Diverged."""
+        """Meet the call's end if the journal records it, and return True: the files are then as they were. Diverged."""
         with self._lock:
             tool = self._tools.get(end.call_id)
         number, replay = lane.number if lane.recorded else None, self._replay
@@ -185,8 +186,8 @@ class WireCalls:
         return True
 
     def _take_words(self, lane: Lane, end: int) -> Words | None:
-        """The words of the lane's newest turn, if the request goes on from them. None if the journal records the turn's
-        end: the files are then as they were."""
+        """Take the words of the lane's newest turn, if the request goes on from them. None if the journal records the turn's
+        end: it is met, and the files are then as they were."""
         with self._lock:
             words = lane.words
             if words is None or words.at >= end:

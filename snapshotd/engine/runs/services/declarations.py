@@ -36,7 +36,7 @@ class Declarations:
     def read(self, sandbox: Sandbox) -> list[DeclaredService]:
         """The services that the files of a sandbox declare, as they stand there: with markers for secrets. UsageError,
         LimitExceeded: the file, which a program in the sandbox can write, is malformed."""
-        source = f"{_PATH} in {name_of(sandbox)}"
+        source = f"{_PATH} in {sandbox.trajectory.shown_name}"
         data = _read_file(sandbox)
         if data is None:
             return []
@@ -62,7 +62,7 @@ class Declarations:
 
     def check_new(self, sandbox: Sandbox, service: str, declared: Sequence[DeclaredService], *, runs: bool) -> None:
         """Conflict: a service of that name is declared, or `runs`. LimitExceeded: there are too many."""
-        name = name_of(sandbox)
+        name = sandbox.trajectory.shown_name
         if runs or any(one.name == service for one in declared):
             raise Conflict(
                 f"{name} has a service {service} already: take it away first (`snapshotd kill --remove {name} {service}`), "
@@ -99,18 +99,13 @@ def service_of(request: BackgroundRequest) -> DeclaredService:
 def encode_services(sandbox: Sandbox, services: Sequence[DeclaredService]) -> str:
     """The file that declares these. LimitExceeded, UsageError: it cannot."""
     text = service_file.write(services)
-    service_file.check_size(text, f"{_PATH} in {name_of(sandbox)}")
+    service_file.check_size(text, f"{_PATH} in {sandbox.trajectory.shown_name}")
     return text
 
 
 def unknown_service(sandbox: Sandbox, name: str, declared: Sequence[DeclaredService]) -> NotFound:
     known = ", ".join(service.name for service in declared) or "none"
-    return NotFound(f"{name_of(sandbox)} has no service {name[:80]!r}; it has: {known}")
-
-
-def name_of(sandbox: Sandbox) -> str:
-    """A sandbox's name for people."""
-    return sandbox.trajectory.shown_name
+    return NotFound(f"{sandbox.trajectory.shown_name} has no service {name[:80]!r}; it has: {known}")
 
 
 @contextlib.contextmanager

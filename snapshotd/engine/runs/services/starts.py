@@ -27,7 +27,6 @@ from snapshotd.engine.runs.services.declarations import (
     REMOVED,
     Declarations,
     encode_services,
-    name_of,
     service_of,
     unknown_service,
 )
@@ -75,7 +74,7 @@ class _Patience:
         self._until = math.inf if timeout_s is None else time.monotonic() + timeout_s
 
     def before(self, deadline: float) -> float:
-        """That deadline, or the caller's own if it comes first."""
+        """The earlier one of this deadline and the caller's own."""
         return min(deadline, self._until)
 
     def check(self) -> None:
@@ -90,8 +89,8 @@ _ANY_TIME = _Patience()
 
 
 def _output_hint(sandbox: Sandbox, service: DeclaredService | None) -> str:
-    """Where the output of a service is that did not come back in a sandbox which is kept: the end of a sentence."""
-    name = name_of(sandbox)
+    """The end of a sentence about a service that did not come back: it tells where the service's output is."""
+    name = sandbox.trajectory.shown_name
     return "" if service is None else f"; `snapshotd logs {name} {service.name}` has its output"
 
 
@@ -170,8 +169,8 @@ class SandboxServices:
     # -- starts --------------------------------------------------------------------------------------------------------
 
     def start(self, sandbox: Sandbox, *, strict: bool = False) -> list[str]:
-        """Start the declared services that do not run, in their order, each awaited: a sentence for each that did not come
-        back, which the sandbox's next user is told, too. SandboxFailed: with `strict`, a required one did not."""
+        """Start the declared services that do not run, in their order, each awaited. Returns a sentence for each that did not
+        come back; the sandbox's next user is told the same. SandboxFailed: with `strict`, a required one did not."""
         with sandbox.use.starting_services:
             failures = self._start_all(sandbox, self._starter(sandbox, 0))
         sentences = [sentence + _output_hint(sandbox, service) for service, sentence in failures]
@@ -182,7 +181,7 @@ class SandboxServices:
         return sentences
 
     def revive(self, sandbox: Sandbox) -> None:
-        """As `start`, in a sandbox that is in use: others who want to run something in it wait meanwhile."""
+        """As `start`, in a sandbox that is in use: clients who want to run something in it wait meanwhile."""
         with self._starting(sandbox.trajectory.id):
             if not sandbox.closed:
                 self.start(sandbox)
@@ -205,7 +204,7 @@ class SandboxServices:
                 end_services(sandbox)
 
     def go_on(self, sandbox: Sandbox) -> None:
-        """The services of an earlier daemon run on. One that it had not declared yet is ended: nobody was told of it."""
+        """Go on with the services of an earlier daemon. A service that it had not declared yet is ended: no client knows it."""
         try:
             declared = {service.name for service in self._declared.read(sandbox)}
         except Exception:  # noqa: BLE001 - the file is a sandbox's, and the daemon has to start
@@ -217,7 +216,7 @@ class SandboxServices:
                 self._end(sandbox, command, "the daemon ended before it was declared")
 
     def restart(self, sandbox: Sandbox, info: CommandInfo) -> None:
-        """A service has ended by itself: start it again if it is declared so."""
+        """Start a service again that has ended by itself, if its declaration says so."""
         restarts = info.restarts
         pause_s = min(_RESTART_MOST_S, _RESTART_S * 2 ** min(restarts, 8))
         while not sandbox.use.wait_for_end(pause_s):
@@ -286,7 +285,7 @@ class SandboxServices:
             end_service(sandbox, command)
 
     def _failure(self, sandbox: Sandbox, service: DeclaredService, exc: Exception) -> str:
-        name = name_of(sandbox)
+        name = sandbox.trajectory.shown_name
         said = self._context.secrecy.of(sandbox.trajectory).conceal_text(_error_text(exc))
         return f"the service {service.name} of {name} did not come back: {said}"
 
