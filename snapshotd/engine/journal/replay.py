@@ -378,7 +378,7 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def excerpt(value: Any, limit: int = 300) -> str:
+def clip(value: Any, limit: int = 300) -> str:
     """A JSON value for a message, cut to `limit` characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= limit else text[:limit] + "..."

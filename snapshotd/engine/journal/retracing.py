@@ -24,17 +24,7 @@ from snapshotd.engine.held import HeldMessages
 from snapshotd.engine.journal import tasks
 from snapshotd.engine.journal.answers import as_recorded, reveal_entry
 from snapshotd.engine.journal.recorder import Recorder
-from snapshotd.engine.journal.replay import (
-    DENIED,
-    SAID,
-    Elsewhere,
-    Kept,
-    Mismatch,
-    Recorded,
-    Replay,
-    Resumption,
-    excerpt,
-)
+from snapshotd.engine.journal.replay import DENIED, SAID, Elsewhere, Kept, Mismatch, Recorded, Replay, Resumption, clip
 from snapshotd.engine.journal.retelling import OtherWords, Retelling, changes_by_people, edits, files_left_by, held_at
 from snapshotd.engine.protocol.agent_handler import Answer, Intent
 from snapshotd.engine.sandbox.places import Places
@@ -266,12 +256,12 @@ class Retracing(NoReplay):
             try:
                 entry = self._replay.match(kind, name, arguments)
             except Mismatch as mismatch:
-                self._leave_path(mismatch.recorded, f"{kind} {name} with {excerpt(arguments)}")
+                self._leave_path(mismatch.recorded, f"{kind} {name} with {clip(arguments)}")
                 return None
             except Elsewhere:
                 if waits and self._way.stands_s(self._replay.matched) < _OTHERS_S:
                     raise
-                self._leave_path(self._replay.next, f"{kind} {name} with {excerpt(arguments)}")
+                self._leave_path(self._replay.next, f"{kind} {name} with {clip(arguments)}")
                 return None
             if entry is None:
                 self._go_live()
@@ -291,7 +281,7 @@ class Retracing(NoReplay):
         with self.lock:
             self._recorder.check()
             name, arguments = self._funnel.conceal_text(name), self._funnel.conceal(arguments)
-            actual = f"{kind} {name} with {excerpt(arguments)}"
+            actual = f"{kind} {name} with {clip(arguments)}"
             while self.replaying:
                 try:
                     entry = self._replay.match_on_wire(kind, name, arguments, lane, called=called)
@@ -410,9 +400,7 @@ class Retracing(NoReplay):
 
     def _leave_path(self, recorded: JournalEntry | None, actual: str) -> None:
         """Leave the recorded way: a fork goes live from the last snapshot that matched; a resume raises Diverged."""
-        expected = (
-            "its end" if recorded is None else f"{recorded.kind} {recorded.name} with {excerpt(recorded.arguments)}"
-        )
+        expected = "its end" if recorded is None else f"{recorded.kind} {recorded.name} with {clip(recorded.arguments)}"
         if self._resumption.branching:
             self._branch(expected, actual)
             return
@@ -462,9 +450,9 @@ class Retracing(NoReplay):
         except OtherWords as other:
             if other.recorded is None and self._replay.loose:
                 return False
-            actual = f"the {message.role} message {excerpt(message.content)}"
+            actual = f"the {message.role} message {clip(message.content)}"
             if other.recorded is not None:
-                actual += f" where the {other.recorded.role} message {excerpt(other.recorded.content)} is recorded"
+                actual += f" where the {other.recorded.role} message {clip(other.recorded.content)} is recorded"
             self._leave_path(self._replay.next, actual)
             return False
 

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from snapshotd.api.commands import BackgroundRequest, CommandFields
 from snapshotd.engine import requests
@@ -341,9 +340,7 @@ class Commands:
             try:
                 call, outcome = self._follow(live, log=log, save=info.service is None)
                 ended = (
-                    self._commit(live, call, outcome, log)
-                    if info.service is None
-                    else _service_outcome(live, call, log)
+                    self._commit(live, call, outcome, log) if info.service is None else _end_service(live, call, log)
                 )
             except (SnapshotdError, OSError) as exc:  # OSError: the disk of the records is full
                 gone = live.command.cut_off or live.sandbox.closed
@@ -432,8 +429,8 @@ class Commands:
             thread.join()
 
 
-def _service_outcome(live: _Live, call: ToolCall, log: EventLog) -> CommandInfo:
-    """The facts about a service that has ended."""
+def _end_service(live: _Live, call: ToolCall, log: EventLog) -> CommandInfo:
+    """Tell what the log left out, and return the facts about a service that has ended."""
     _tell_left_out(log)
     status, failure = call.status, live.command.failure
     if live.command.cut_off:  # the exit code is that of the signal
@@ -467,29 +464,25 @@ def _left_s(info: CommandInfo) -> float | None:
 
 def _call_of(live: _Live, outcome: CommandOutcome) -> ToolCall:
     """The record of a command that has ended, as a tool call."""
-    info = live.info
+    info, status, exit_code = live.info, status_of(outcome), outcome.exit_code
+    error = None if exit_code == 0 else reached_limit(live.sandbox, live.before)
+    if live.command.timed_out and exit_code == KILLED:  # else it had ended before
+        status, exit_code = CallStatus.TIMED_OUT, TIMED_OUT
+        error = f"the command was ended with all that it started, since it took longer than its timeout of {info.timeout_s:g} s"
+    elif live.command.cut_off and exit_code == KILLED:
+        status = CallStatus.INTERRUPTED
     return ToolCall(
         info.id,
         "exec",
         {"argv": list(info.argv), "cwd": info.cwd, **({"background": True} if info.background else {})},
+        status=status,
         started_at_ns=info.began_at_ns,
         duration_ns=time.time_ns() - info.began_at_ns,
+        exit_code=exit_code,
+        error=error,
         stdout=outcome.stdout,
         stderr=outcome.stderr,
-        **_end_of(live, outcome),
     )
-
-
-def _end_of(live: _Live, outcome: CommandOutcome) -> dict[str, Any]:
-    """The fields `status`, `exit_code` and `error` of the call that a command was."""
-    status, exit_code = status_of(outcome), outcome.exit_code
-    error = None if exit_code == 0 else reached_limit(live.sandbox, live.before)
-    if live.command.timed_out and exit_code == KILLED:  # else it had ended before
-        status, exit_code = CallStatus.TIMED_OUT, TIMED_OUT
-        error = f"the command was ended with all that it started, since it took longer than its timeout of {live.info.timeout_s:g} s"
-    elif live.command.cut_off and exit_code == KILLED:
-        status = CallStatus.INTERRUPTED
-    return {"status": status, "exit_code": exit_code, "error": error}
 
 
 def _is_running(process: Process) -> bool:

@@ -16,7 +16,7 @@ from snapshotd.api.record import UNSET
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
 from snapshotd.engine.journal import idempotency
-from snapshotd.engine.journal.replay import Resumption, excerpt, origin_of
+from snapshotd.engine.journal.replay import Resumption, clip, origin_of
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.errors import Ambiguous, Conflict, NotFound, Undecided, UsageError
 from snapshotd.failpoints import hit
@@ -143,7 +143,7 @@ def _find_cut_off(ref: str, cut_off: Sequence[JournalEntry], trajectory: Traject
 
 
 def _question(trajectory: Trajectory, entries: Sequence[JournalEntry]) -> str:
-    calls = "; ".join(f"{short(entry.id)} {entry.name} with {excerpt(entry.arguments, 200)}" for entry in entries[:5])
+    calls = "; ".join(f"{short(entry.id)} {entry.name} with {clip(entry.arguments, 200)}" for entry in entries[:5])
     more = f" and {len(entries) - 5} more" if len(entries) > 5 else ""
     return (
         f"nobody knows whether these irreversible calls of {short(trajectory.id)} happened: {calls}{more}; find out, then "

@@ -219,9 +219,8 @@ class Sessions:
 
     @contextlib.contextmanager
     def start_for_change(self, trajectory: Trajectory) -> Iterator[Sandbox]:
-        """Have the trajectory's sandbox run for a change in the block. If the change fails, a sandbox that was started for it
-        ends, and the trajectory's status is what it was, unless a client has begun to use it. Services come back after
-        the block."""
+        """Have the trajectory's sandbox run for a change in the block. If that fails, a sandbox that was started for it ends,
+        and the status is what it was, unless a client has begun to use it. Services come back after the block."""
         before, known = self._context.catalog.get_trajectory(trajectory.id).status, self.find(trajectory.id)
         sandbox = self.ensure_running(trajectory, services=False)
         try:
@@ -297,11 +296,8 @@ class Sessions:
         return [] if journal is None else journal.recorder.pending.open_tools()
 
     def start_agent(self, sandbox: Sandbox, agent: AgentSpec, *, first: Snapshot | None = None) -> None:
-        """Start a trajectory's program from the top; a thread follows it to its end. `first` is its start snapshot, if
-        it has one of its own.
-
-        CommandNotFound etc. leave the sandbox as it was.
-        """
+        """Start a trajectory's program from the top; a thread follows it to its end. `first`: its start snapshot, if it has
+        one of its own. Errors, such as CommandNotFound, leave the sandbox as it was."""
         program = self._program(sandbox, self._live[sandbox.trajectory.id].journal, time.time_ns())
         program.start(agent)
         if first is not None:
@@ -330,9 +326,8 @@ class Sessions:
         try:
             try:
                 with self.starting(trajectory.id):
-                    if (
-                        self.find(trajectory.id) or sandbox
-                    ) is sandbox:  # else the status is that of another one, started meanwhile
+                    # else the status is that of another sandbox, started meanwhile
+                    if (self.find(trajectory.id) or sandbox) is sandbox:
                         self._context.catalog.set_status(trajectory.id, status, exit_code)
             finally:
                 self._launcher.end(sandbox)
@@ -356,8 +351,7 @@ class Sessions:
         )
 
     def close(self) -> None:
-        """Stop all sandboxes, each with a last snapshot, and end throw-away ones. An error is logged, and the next one is
-        stopped."""
+        """Stop all sandboxes, each with a last snapshot, and end throw-away ones. Errors are logged, and stop nothing."""
         self.throw_aways.end(self._launcher.end)
         for sandbox in self.live():
             _stop_or_end(sandbox, self.stop, self._launcher.end)
