@@ -39,7 +39,7 @@ class Agent:
     @property
     def sandbox(self) -> Sandbox:
         sessions = self.engine.life._sessions
-        return sessions.running(self.engine.snapshots.trajectory(self.id))
+        return sessions.ensure_running(self.engine.snapshots.trajectory(self.id))
 
     @property
     def calls(self) -> AgentCalls:

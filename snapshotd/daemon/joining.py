@@ -104,7 +104,7 @@ def open_history(
     )
     marks = PublishedMarks(context.catalog)
     removals = Removals(context.catalog, shared, rights, marks)
-    pins = NodePins(context, shared, rights, marks, sessions.stood_on)
+    pins = NodePins(context, shared, rights, marks, sessions.used_snapshots)
     context.pins.hold_with(pins.hold)
     chores = (removals.publish, pins.renew)
     publisher = NodePublisher(context, archiver, archive.wait, archive.retry, shared, rights, marks, chores)

@@ -239,7 +239,7 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker, rights: 
     webhooks = Webhooks()
     approvals = ApprovalRecords(context, webhooks)
     gate = Gate(context.catalog, approvals)
-    values = KeyValueStore(context.catalog, lambda value: context.secrecy.shared().conceal(value))
+    values = KeyValueStore(context.catalog, lambda value: context.secrecy.shared_funnel().conceal(value))
     gateways = Gateways(context, gateway)
     sessions = Sessions(context, launcher, background, cold, gate, values, gateways)
     resumes = Resumes(context, sessions)
@@ -248,7 +248,7 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker, rights: 
     context.events.watch.listen(filling.tell)
     steps, browse, folders = background.submit, Browse(context), Folders(context, cold, background.submit)
     values.start_sweeping()
-    upkeep = Upkeep(context, archive, archiver, cold, sessions.stood_on, disposal.evict)
+    upkeep = Upkeep(context, archive, archiver, cold, sessions.used_snapshots, disposal.evict)
     node: FleetNode | None = None
     if rights is not None:
         from snapshotd.daemon.joining import open_node

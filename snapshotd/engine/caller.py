@@ -60,7 +60,7 @@ class Caller:
             self._tell()
 
     def leave(self) -> None:
-        """The caller is gone: a command that is nothing without it ends."""
+        """Note that the caller is gone: a command that needs its caller ends."""
         self.gone = True
         self._tell()
 
@@ -73,8 +73,9 @@ class Caller:
 
     # -- listening -----------------------------------------------------------------------------------------------------
 
-    def heard(self) -> set[Stream]:
-        """Make `fd` unreadable until there is something new. The streams that were closed since the last time."""
+    def hear(self) -> set[Stream]:
+        """Take the news, so that `fd` is readable again only with the next. Returns the streams that were closed since the last
+        time."""
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:

@@ -118,7 +118,7 @@ class Context:
         except NotFound:
             return self.repo.load(blob)  # archived
 
-    def recorded(self, snapshot: Snapshot, which: OutputKind) -> Iterator[bytes] | None:
+    def recorded_output(self, snapshot: Snapshot, which: OutputKind) -> Iterator[bytes] | None:
         """An output of a snapshot's call; None if it had none. As `output`; DataLoss also where a repair has given it
         up."""
         lost = snapshot.call.damage_of(which)

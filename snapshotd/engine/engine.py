@@ -95,7 +95,7 @@ class Life:
     def start(self, survivors: list[Survivor]) -> None:
         """Begin to work, and go on with the sandboxes of an earlier daemon that recovery has found."""
         sweep = self._disposal.sweep_what_was_held
-        self._context.store.on_unneeded(lambda: self._background.later(sweep))
+        self._context.store.on_unneeded(lambda: self._background.run_later(sweep))
         self._archive.start(self._end_batch)
         self._store_what_has_no_layers()
         self._sessions.go_on(survivors)

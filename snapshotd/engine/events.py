@@ -2,7 +2,7 @@
 
 A reader that comes late or comes back reads from the beginning; a slow reader holds up nothing else; memory does not
 grow with output. After `max_bytes` of one run only snapshots, warnings and the end are recorded. The whole output stays
-with the exit snapshot: an event `rest`, which no follower sees, names that snapshot, and `completed` takes the missing
+with the exit snapshot: an event `rest`, which no follower sees, names that snapshot, and `with_whole_output` takes the missing
 output from there.
 """
 
@@ -36,7 +36,7 @@ class EventLog:
     """The event log of one run. Thread-safe."""
 
     def __init__(self, path: Path, max_bytes: int, watch: Watch) -> None:
-        """`watch` is told of the end."""
+        """`watch` is told of the run's end."""
         self._path, self._max_bytes, self._watch = path, max_bytes, watch
         self._file: BinaryIO | None = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by `finish`
         self._changed = threading.Condition()
@@ -74,7 +74,7 @@ class EventLog:
             self._changed.notify_all()
 
     def _write(self, line: bytes) -> None:
-        """Whole, or nothing of it: what stands behind half a line could not be read any more. OSError."""
+        """Write a whole line, or nothing: behind half a line nothing could be read any more. OSError."""
         assert self._file is not None
         try:
             if self._file.write(line) != len(line):
@@ -120,8 +120,8 @@ def _without_half_a_line(path: Path) -> int:
     return end
 
 
-def completed(events: Iterable[Event], recorded: Callable[[str, Stream], Iterator[bytes]]) -> Iterator[Event]:
-    """The same with the output that the log left out in place of `rest`. `recorded`: the output that a snapshot has.
+def with_whole_output(events: Iterable[Event], recorded: Callable[[str, Stream], Iterator[bytes]]) -> Iterator[Event]:
+    """These events, with the output that the log left out in place of `rest`. `recorded`: the output that a snapshot has.
 
     The events come out equal each time: a follower that asks again compares them.
     """
@@ -216,7 +216,7 @@ class EventLogs:
         self._path(trajectory).unlink(missing_ok=True)
 
     def let_go(self, trajectory: str) -> None:
-        """Its log is finished, and is read from the file from now on."""
+        """Forget a log that is finished: from now on it is read from the file."""
         with self._lock:
             self._live.pop(trajectory, None)
 

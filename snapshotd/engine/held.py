@@ -65,7 +65,7 @@ def is_result(message: Message) -> bool:
     return bool(spoken(message).results)
 
 
-def told_in(arguments: Any) -> tuple[Message, ...]:
+def messages_in(arguments: Any) -> tuple[Message, ...]:
     """The messages that an edit's marker holds."""
     pairs = arguments.get(KEY, ()) if isinstance(arguments, dict) else ()
     return tuple(Message(role, content) for role, content in pairs)

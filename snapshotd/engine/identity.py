@@ -42,14 +42,11 @@ class SandboxIdentity:
     def of(trajectory: TrajectoryID) -> SandboxIdentity:
         """Derived from the trajectory's id, so nothing has to be recorded."""
 
-        def derived(what: str) -> uuid.UUID:
+        def derive(what: str) -> uuid.UUID:
             return uuid.UUID(bytes=hashlib.sha256(f"{what} {trajectory}".encode()).digest()[:16], version=4)
 
         return SandboxIdentity(
-            f"sandbox-{short(trajectory)}",
-            derived("machine").hex,
-            str(derived("boot")),
-            derived("token").hex + _TOKEN_END,
+            f"sandbox-{short(trajectory)}", derive("machine").hex, str(derive("boot")), derive("token").hex + _TOKEN_END
         )
 
 
@@ -61,15 +58,10 @@ def give(runtime: Runtime, container: Container, target: Target, run_dir: Path, 
             (run_dir / name).write_text(value + "\n")
             (run_dir / name).chmod(0o444)
         runtime.rename(container, identity.hostname)
-        fd = os.open(run_dir / _BOOT_ID, os.O_PATH | os.O_CLOEXEC)
-        try:
+        with files.closing_fd(os.open(run_dir / _BOOT_ID, os.O_PATH | os.O_CLOEXEC)) as fd:
             tree = mounts.read_only_file(fd)
-        finally:
-            os.close(fd)
-        try:
+        with files.closing_fd(tree):
             namespaces.in_mount_namespace(target.mount_ns_fd, lambda: _cover(_KERNEL_BOOT_ID, tree))
-        finally:
-            os.close(tree)
     except OSError as exc:
         raise SandboxFailed(
             f"container {short(container.id)} cannot be given its identity: {exc.strerror}; try again"
@@ -85,11 +77,9 @@ def cover_machine_id(target: Target, store: LayerStore, image: ImageID, run_dir:
         return  # there is none, or a link on the way to it
     finally:
         os.close(root)
-    try:
+    with files.closing_fd(spot):
         if stat.S_ISREG(os.fstat(spot).st_mode):
             target.cover_machine_id(run_dir / _MACHINE_ID)
-    finally:
-        os.close(spot)
 
 
 def go_on(target: Target, run_dir: Path) -> None:
@@ -100,8 +90,5 @@ def go_on(target: Target, run_dir: Path) -> None:
 
 
 def _cover(path: str, tree: int) -> None:
-    spot = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with files.closing_fd(os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) as spot:
         mounts.attach(tree, spot)
-    finally:
-        os.close(spot)

@@ -13,24 +13,9 @@ from snapshotd.errors import NotFound
 from snapshotd.types import EntryKind, Snapshot
 
 EDIT = "edit"
-MARKERS = frozenset(
-    (
-        *(
-            "start",
-            "exit",
-            "stop",
-            "diverged",
-            "approval",
-            "checkpoint",
-            "turn",
-            "snapshot",
-            "edits",
-            "prompt",
-            "service",
-        ),
-        *("rewind", "undo", EDIT, "retry", "promote", "merge"),
-    )
-)
+_OF_PROGRAMS = ("start", "exit", "stop", "diverged", "approval", "checkpoint", "turn")
+_OF_PEOPLE = ("snapshot", "edits", "prompt", "service", "rewind", "undo", EDIT, "retry", "promote", "merge")
+MARKERS = frozenset((*_OF_PROGRAMS, *_OF_PEOPLE))
 
 
 def is_marker(catalog: Catalog, snapshot: Snapshot, names: Collection[str] = MARKERS) -> bool:

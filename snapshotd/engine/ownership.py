@@ -14,7 +14,7 @@ from snapshotd.types import CallID, JournalEntry, TrajectoryID
 
 
 class Ownership:
-    """That of a daemon that is alone: nothing is refused. Thread-safe, as is every other one."""
+    """The rights of a daemon that is alone: nothing is refused. Thread-safe, as all subclasses are."""
 
     def add_new(self, trajectories: Iterable[TrajectoryID]) -> None:
         """These trajectories were just made here: they are this daemon's."""

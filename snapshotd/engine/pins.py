@@ -43,7 +43,7 @@ class Pins:
 
     @contextmanager
     def pinned(self, snapshot_id: SnapshotID) -> Iterator[Snapshot]:
-        """`pin` for the length of a block."""
+        """The snapshot, pinned for the block."""
         snapshot, unpin = self.pin(snapshot_id)
         try:
             yield snapshot

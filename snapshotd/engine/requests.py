@@ -8,7 +8,6 @@ first one.
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -31,8 +30,8 @@ def present() -> RequestKey | None:
 
 
 @contextmanager
-def unkeyed() -> Iterator[None]:
-    """Within, the thread's work is for a request without a key."""
+def without_key() -> Iterator[None]:
+    """Let the thread work without a key inside the block."""
     token = _present.set(None)
     try:
         yield
@@ -50,20 +49,19 @@ class _Key:
         self.present = 0
 
 
-class Asking(ABC):
-    """A request, as long as its client waits for the answer."""
+class Asking:
+    """A request, as long as its client waits for the answer. This one has no key: it is made."""
 
-    @abstractmethod
     def once(self, make: Callable[[], T], recall: Callable[[tuple[str, ...]], T], *, recall_only: bool = False) -> T:
         """The answer: of `make`, or if an earlier request under the key has made it, of `recall`, which gets the ids of
         what was made. Waits while another one under the key is at work. The work of `make` and the key become durable
         together; a key whose request failed is free again. Conflict: the key is another request's. With `recall_only`
-        NotFound if nothing was made. A request without a key is made."""
+        NotFound if nothing was made."""
+        return make()
 
-    @abstractmethod
-    def asked_again(self) -> bool:
-        """True if the client, which went away before the answer, has asked again under its key. Waits some seconds for
-        that."""
+    def wait_for_repeat(self) -> bool:
+        """Wait some seconds for the client, which went away before the answer, to ask again under its key. True if it has."""
+        return False
 
 
 class Requests:
@@ -79,7 +77,7 @@ class Requests:
         """For the time of a request; `request`: its key, if it has one. The verbs that are called in `Asking.once` belong
         to it."""
         if request is None:
-            yield _Unnamed()
+            yield Asking()
             return
         with self._lock:
             key = self._keys.setdefault(request.key, _Key())
@@ -89,7 +87,7 @@ class Requests:
             number = key.asked
             key.changed.notify_all()
         try:
-            yield _Named(self._catalog, request, key, number)
+            yield _Keyed(self._catalog, request, key, number)
         finally:
             with self._lock:
                 key.present -= 1
@@ -97,15 +95,7 @@ class Requests:
                     del self._keys[request.key]
 
 
-class _Unnamed(Asking):
-    def once(self, make: Callable[[], T], recall: Callable[[tuple[str, ...]], T], *, recall_only: bool = False) -> T:
-        return make()
-
-    def asked_again(self) -> bool:
-        return False
-
-
-class _Named(Asking):
+class _Keyed(Asking):
     def __init__(self, catalog: Catalog, request: RequestKey, key: _Key, number: int) -> None:
         self._catalog, self._request, self._key, self._number = catalog, request, key, number
 
@@ -130,6 +120,6 @@ class _Named(Asking):
         hit("engine.request.done")
         return outcome
 
-    def asked_again(self) -> bool:
+    def wait_for_repeat(self) -> bool:
         with self._key.changed:
             return self._key.changed.wait_for(lambda: self._key.asked > self._number, _AGAIN_S)

@@ -57,7 +57,7 @@ class Secrecy:
                     f"the secret {name} has less than {MIN_VALUE_BYTES} bytes and would be found everywhere; make it plain environment"
                 )
         names = {name for name, _ in secrets}
-        funnel = self._redactor.funnel(trajectory, {_named(name): value for name, value in secrets})
+        funnel = self._redactor.funnel(trajectory, {_secret_name(name): value for name, value in secrets})
         kept = [(name, value) for name, value in env if name not in names]
         return tuple(
             (name, value if name == TENANT else funnel.conceal_text(value)) for name, value in (*kept, *secrets)
@@ -68,14 +68,16 @@ class Secrecy:
         return self._funnel(trajectory, trajectory.id)
 
     def _funnel(self, trajectory: Trajectory, owner: TrajectoryID) -> Funnel:
-        """It finds the secrets of `trajectory`, and keeps them for `owner`."""
+        """The funnel that finds the secrets of `trajectory`, and keeps them for `owner`."""
         with self._lock:
             funnel = self._funnels.get((trajectory.id, owner))
             if funnel is None:
                 ancestors = tuple(self._ancestors(trajectory))
                 plain = self._redactor.funnel(trajectory.id, None, ancestors)
                 configured = {
-                    _named(name): plain.reveal_text(value) for name, value in trajectory.env if MARKER.fullmatch(value)
+                    _secret_name(name): plain.reveal_text(value)
+                    for name, value in trajectory.env
+                    if MARKER.fullmatch(value)
                 }
                 funnel = self._redactor.funnel(owner, configured, ancestors if owner == trajectory.id else ())
                 self._funnels[trajectory.id, owner] = funnel
@@ -84,11 +86,11 @@ class Secrecy:
                 self._funnels.popitem(last=False)
             return funnel
 
-    def concealed(self, trajectory: Trajectory, agent: AgentSpec) -> AgentSpec:
+    def conceal_agent(self, trajectory: Trajectory, agent: AgentSpec) -> AgentSpec:
         """A program as it is recorded: its arguments may hold secrets of the trajectory's environment."""
         return replace(agent, argv=tuple(map(self.of(trajectory).conceal_text, agent.argv)))
 
-    def shared(self, trajectory: Trajectory | None = None) -> Funnel:
+    def shared_funnel(self, trajectory: Trajectory | None = None) -> Funnel:
         """The funnel for data that belong to no trajectory; data from `trajectory` are searched for its secrets."""
         return self._redactor.funnel(SHARED) if trajectory is None else self._funnel(trajectory, SHARED)
 
@@ -96,7 +98,7 @@ class Secrecy:
         """The funnel for data of something that is no trajectory, and that `forget` forgets: it finds `secrets`. UsageError:
         one cannot be a secret."""
         self.environment(owner, (), secrets)
-        return self._redactor.funnel(owner, {_named(name): value for name, value in secrets})
+        return self._redactor.funnel(owner, {_secret_name(name): value for name, value in secrets})
 
     def inside(self, trajectory: Trajectory) -> dict[str, str]:
         """The environment of the trajectory's commands, with secrets revealed."""
@@ -104,11 +106,11 @@ class Secrecy:
         names = (name for name, _ in trajectory.env if name != TENANT and not name.startswith(PROVIDER))
         return {name: funnel.reveal_text(env[name]) for name in names}
 
-    def revealed_inside(self, trajectory: Trajectory, text: str) -> str:
-        """A text that the sandbox itself may have written, for a command in it: with secrets revealed, but not those that
-        never enter a sandbox."""
+    def reveal_inside(self, trajectory: Trajectory, text: str) -> str:
+        """Reveal the secrets in a text for a command in the sandbox, but not those that never enter a sandbox: the sandbox
+        itself may have written the text."""
         funnel = self.of(trajectory)
-        kept = tuple(_named(name) for name in (PROVIDER, TENANT))
+        kept = tuple(_secret_name(name) for name in (PROVIDER, TENANT))
 
         def original(found: re.Match[str]) -> str:
             return found[0] if found[1].startswith(kept) else funnel.reveal_text(found[0])
@@ -120,15 +122,15 @@ class Secrecy:
         recorded = dict(trajectory.env).get(TENANT)
         return DEFAULT_TENANT if recorded is None else self.of(trajectory).reveal_text(recorded)
 
-    def changed(self, trajectory: TrajectoryID) -> None:
-        """Forget caches: the trajectory's environment has changed."""
+    def forget_funnels(self, trajectory: TrajectoryID) -> None:
+        """Forget a trajectory's cached funnels: its environment has changed."""
         with self._lock:
             for owner in (trajectory, SHARED):
                 self._funnels.pop((trajectory, owner), None)
 
     def forget(self, trajectory: TrajectoryID) -> None:
-        """It is gone."""
-        self.changed(trajectory)
+        """Forget the secrets of a trajectory that is gone."""
+        self.forget_funnels(trajectory)
         self.vault.forget(trajectory)
 
     def _ancestors(self, trajectory: Trajectory) -> Iterator[TrajectoryID]:
@@ -138,7 +140,7 @@ class Secrecy:
             trajectory = self._catalog.get_trajectory(owner)
 
 
-def _named(variable: str) -> str:
+def _secret_name(variable: str) -> str:
     """The name of the secret that a variable of the environment holds."""
     return f"env-{variable}"[:64]
 

@@ -17,8 +17,8 @@ from snapshotd.types import Image, Snapshot, Trajectory, short
 
 
 def export_files(context: Context, snapshot: Snapshot, form: str, write: Callable[[bytes], object]) -> tuple[str, ...]:
-    """As a `tar` of the tree, or as an `oci` image. Returns warnings. The image says nothing of the trajectory's
-    environment: it may hold secrets."""
+    """Export the files as a `tar`, or as an `oci` image. Returns warnings. The image leaves out the trajectory's
+    environment, which may hold secrets."""
     with open_view(context, snapshot) as view:
         if form == "tar":
             return export.export_tar(view, write)
@@ -35,7 +35,7 @@ def export_bundle(
     write: Callable[[bytes], object],
     progress: ProgressSink,
 ) -> tuple[str, ...]:
-    """As a bundle; all are stored, or have no files. Returns warnings."""
+    """Export snapshots as a bundle; all are stored, or have no files. Returns warnings."""
     with ExitStack() as pinned:
         base = pinned.enter_context(context.pins.pinned(since.id)) if since is not None else None
         snapshots = [pinned.enter_context(context.pins.pinned(snapshot.id)) for snapshot in line]
@@ -54,8 +54,8 @@ def export_trajectories(
     write: Callable[[bytes], object],
     progress: ProgressSink,
 ) -> tuple[str, ...]:
-    """A trajectory up to a snapshot or its head; with `forks` also all that were forked from it, each up to its head.
-    Returns warnings. UsageError: nothing is recorded of the one that is named."""
+    """Export a trajectory up to a snapshot or its head; with `forks` also all trajectories that were forked from it, each
+    up to its head. Returns warnings. UsageError: the named trajectory has no records."""
     # few are exported, and the schema of their documents would be a twentieth of each daemon's start
     from snapshotd.engine.transfer.trajectories.documents import export_trajectory
 

@@ -92,7 +92,7 @@ def _content(number: int) -> bytes:
 def _read(engine: Engine, trajectory: str, number: int) -> bytes | None:
     """A file of a sandbox; None when its program says that it cannot be read."""
     said: list[bytes] = []
-    sandbox = engine.life._sessions.running(engine.snapshots.trajectory(trajectory))
+    sandbox = engine.life._sessions.ensure_running(engine.snapshots.trajectory(trajectory))
     result = engine.life._sessions.commands.exec(
         sandbox,
         CommandFields(("cat", f"data/{number}"), cwd="/workspace"),
@@ -227,7 +227,7 @@ def test_what_came_back_and_went_again_is_forgotten(engine: Engine, cold: Snapsh
 
 
 def _waits_for_fuse(engine: Engine, trajectory: str) -> bool:
-    for pid in engine.life._sessions.running(engine.snapshots.trajectory(trajectory)).cgroup.processes():
+    for pid in engine.life._sessions.ensure_running(engine.snapshots.trajectory(trajectory)).cgroup.processes():
         try:
             if any(word in Path(f"/proc/{pid}/wchan").read_text() for word in ("fuse", "request_wait")):
                 return True

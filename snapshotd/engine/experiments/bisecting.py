@@ -73,7 +73,7 @@ class _Search:
         return 0, last
 
     def _places(self, low: int, high: int) -> list[int]:
-        """Places to test next; they divide what is left into equal parts."""
+        """The places to test next. They divide the untested rest into equal parts."""
         left = [place for place in range(low + 1, high) if place not in self.untestable]
         parts = min(self.request.parallel, len(left)) + 1
         return sorted({left[len(left) * part // parts] for part in range(1, parts)}) if left else []

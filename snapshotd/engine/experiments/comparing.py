@@ -26,12 +26,12 @@ def compare(services: Services, refs: Sequence[str]) -> Comparison:
         raise UsageError("there are at least two sides to a comparison; name another trajectory or snapshot")
     lines = [lineage(services.snapshots.get, ref) for ref in refs]
     try:
-        return _compared(services, refs, lines)
+        return _compare_lines(services, refs, lines)
     except NotFound as exc:
-        raise _removed(services, refs, lines) or exc from exc
+        raise _removal_error(services, refs, lines) or exc from exc
 
 
-def _removed(services: Services, refs: Sequence[str], lines: Sequence[list[Snapshot]]) -> NotFound | None:
+def _removal_error(services: Services, refs: Sequence[str], lines: Sequence[list[Snapshot]]) -> NotFound | None:
     """The error that names the side that was removed meanwhile. None: all are there."""
     for ref, line in zip(refs, lines, strict=True):
         try:
@@ -41,8 +41,9 @@ def _removed(services: Services, refs: Sequence[str], lines: Sequence[list[Snaps
     return None
 
 
-def _compared(services: Services, refs: Sequence[str], lines: Sequence[list[Snapshot]]) -> Comparison:
-    shared = sum(1 for _ in itertools.takewhile(lambda ids: len(set(ids)) == 1, zip(*map(_ids, lines), strict=False)))
+def _compare_lines(services: Services, refs: Sequence[str], lines: Sequence[list[Snapshot]]) -> Comparison:
+    in_step = zip(*([one.id for one in line] for line in lines), strict=False)
+    shared = sum(1 for _ in itertools.takewhile(lambda ids: len(set(ids)) == 1, in_step))
     fork_point = lines[0][shared - 1] if shared else None
     after = [line[shared:] for line in lines]
     number = 1 + len(_calls(services, lines[0][:shared]))
@@ -60,16 +61,12 @@ def _compared(services: Services, refs: Sequence[str], lines: Sequence[list[Snap
     return Comparison(fork_point, branches, pairs)
 
 
-def _ids(line: list[Snapshot]) -> list[str]:
-    return [one.id for one in line]
-
-
 def _calls(services: Services, line: Sequence[Snapshot]) -> list[Snapshot]:
     """The snapshots of calls, without markers."""
     return [one for one in line if not services.snapshots.is_marker(one)]
 
 
-def _named(services: Services, ref: str, head: Snapshot) -> Trajectory:
+def _trajectory_of_side(services: Services, ref: str, head: Snapshot) -> Trajectory:
     """The trajectory that a side is: the one that was named, which has no snapshot of its own yet where a fork took no
     step; else that of the snapshot."""
     with contextlib.suppress(NotFound, Ambiguous):
@@ -79,7 +76,7 @@ def _named(services: Services, ref: str, head: Snapshot) -> Trajectory:
     return services.snapshots.trajectory(head.trajectory)
 
 
-def _forked_with(services: Services, own: Sequence[Snapshot], last: Trajectory) -> str:
+def _fork_changes(services: Services, own: Sequence[Snapshot], last: Trajectory) -> str:
     """The changes that the forks on a line began with: those of an edit, and other arguments of the program."""
     found = []
     for identity in dict.fromkeys((*(one.trajectory for one in own), last.id)):
@@ -131,8 +128,8 @@ def _align(a: list[Snapshot], b: list[Snapshot], number: int) -> list[AlignedCal
 
 
 def _keys(left: list[Snapshot], right: list[Snapshot]) -> tuple[list[Hashable], list[Hashable]]:
-    """The values that calls are matched by. Where one call is made over and over, each also has its number among its equals: the time
-    of a match grows with the number of pairs that are equal, and whoever wrote the agent decides on that."""
+    """The values by which calls are matched. The time of a match grows with the number of equal pairs, which the agent decides
+    on. So where one call is made over and over, each also gets its number among its equals."""
     keys = [[(one.call.name, json.dumps(one.call.arguments, sort_keys=True)) for one in side] for side in (left, right)]
     a, b = map(Counter, keys)
     if sum(count * b[key] for key, count in a.items()) <= _EQUAL_PAIRS:
@@ -155,7 +152,7 @@ def _branch(
     calls: list[Snapshot],
 ) -> ComparedBranch:
     start = fork_point or own[0]
-    trajectory = _named(services, ref, head)
+    trajectory = _trajectory_of_side(services, ref, head)
     at_end = trajectory.head == head.id
     counts = dict.fromkeys(("added", "changed", "deleted"), 0)
     for change in services.snapshots.diff(start.id, head.id) if head.id != start.id else ():
@@ -173,7 +170,7 @@ def _branch(
         added=counts["added"],
         changed=counts["changed"],
         deleted=counts["deleted"],
-        forked_with=_forked_with(services, own, trajectory),
+        forked_with=_fork_changes(services, own, trajectory),
     )
 
 

@@ -20,7 +20,7 @@ from snapshotd.at_once import at_once
 from snapshotd.catalog.base import ExperimentTable
 from snapshotd.engine.base import Event, ForkPlace, Variant
 from snapshotd.engine.experiments.base import Attendance, ExperimentRequest
-from snapshotd.engine.experiments.measuring import measured, used
+from snapshotd.engine.experiments.measuring import measure_end, measure_use
 from snapshotd.engine.experiments.parts import Services, count_fitting, full_disk_named
 from snapshotd.engine.experiments.scoring import Scoring
 from snapshotd.errors import Conflict, NotFound, OutOfSpace, SnapshotdError
@@ -90,12 +90,12 @@ class Driver:
         self.wake()
         self._thread.join()
 
-    def use(self, variants: Iterable[Variant]) -> None:
-        """The variants as branches get them that begin from now on: the same ones with other values of secrets."""
+    def set_variants(self, variants: Iterable[Variant]) -> None:
+        """Give branches that begin from now on these variants: the same ones with other values of secrets."""
         self._request = replace(self._request, variants=tuple(variants))
 
     def wake(self) -> None:
-        """Have a look at the branches now."""
+        """Look at the branches now, and not only after `_LOOK_S`."""
         with self._changed:
             self._changed.notify_all()
 
@@ -147,7 +147,7 @@ class Driver:
             _log.exception("nor could that be recorded; the next daemon goes on with it")
 
     def _drive(self) -> None:
-        self._with_room(self._rule)
+        self._with_room(self._apply_stop_rules)
         todo = [at for at, one in self._known.items() if one.state not in FINAL]
         if self._ended is None and todo:
             for _ in at_once(todo, self._parallel(), self._branch):
@@ -170,7 +170,7 @@ class Driver:
             return
         with contextlib.suppress(_LeftOff):
             self._with_room(lambda: self._save(at, self._try_branch(at)), at)
-            self._with_room(self._rule)
+            self._with_room(self._apply_stop_rules)
 
     def _try_branch(self, at: _At) -> ExperimentBranch:
         """The branch as it has ended. Repeating it is safe: it goes on with what is there. OutOfSpace, _LeftOff."""
@@ -218,7 +218,7 @@ class Driver:
             if line.status is not TrajectoryStatus.INTERRUPTED or over is not None:
                 break
             self._check_room(line)
-        branch = measured(self._services, self._request, branch, line, self._record.snapshot)
+        branch = measure_end(self._services, self._request, branch, line, self._record.snapshot)
         why = self._over_budget(branch)
         if over is None and why is not None:
             over = why, True
@@ -233,10 +233,10 @@ class Driver:
                 raise _LeftOff
             return replace(branch, state="stopped")
         hit("engine.experiment.scored")
-        return _scored(branch, run, line)
+        return _with_score(branch, run, line)
 
     def _check_room(self, line: Trajectory) -> None:
-        """OutOfSpace: its run was interrupted for that."""
+        """OutOfSpace: the branch's run was interrupted because the disk was full."""
         full: str | None = None
         for event in self._services.runs.events(line.id, follow=False):
             if event["event"] == "started":  # again
@@ -274,7 +274,7 @@ class Driver:
             if now.status is not TrajectoryStatus.RUNNING:
                 deque(self._services.runs.events(line.id, follow=True), 0)  # its sandbox has ended, too, then
                 return None
-            over = self._over(at, now, steps=now.head != head)
+            over = self._check_budgets(at, now, steps=now.head != head)
             head = now.head
             if over is not None:
                 self._services.runs.stop(line.id)
@@ -287,27 +287,28 @@ class Driver:
 
     # -- budgets and stop rules ----------------------------------------------------------------------------------------
 
-    def _over(self, at: _At, line: Trajectory, *, steps: bool) -> tuple[str, bool] | None:
-        """`steps`: it has taken some since the last look."""
+    def _check_budgets(self, at: _At, line: Trajectory, *, steps: bool) -> tuple[str, bool] | None:
+        """Apply the branch's budget and the stop rules, and return as `_wait_until_over`. `steps`: the branch has taken some since
+        the last look."""
         request, branch = self._request, self._known[at]
         if request.budget.limited or request.stop.limited:
             if steps:
                 tokens = request.prices != (0.0, 0.0) or bool(request.budget.tokens or request.stop.tokens)
-                branch = used(self._services, request, branch, line, tokens=tokens)
+                branch = measure_use(self._services, request, branch, line, tokens=tokens)
             branch = replace(branch, seconds=(time.time_ns() - line.created_at_ns) / 1e9)
             with self._changed:
                 self._known[at] = branch
             why = self._over_budget(branch)
             if why is not None:
                 return why, True
-        self._rule()
+        self._apply_stop_rules()
         return None if self._ended is None else (self._ended, False)
 
     def _over_budget(self, branch: ExperimentBranch) -> str | None:
         limit = self._request.budget.find_exceeded(branch.seconds, branch.calls, sum(branch.tokens), branch.cost)
         return None if limit is None else f"it used more than its budget of {limit}"
 
-    def _rule(self) -> None:
+    def _apply_stop_rules(self) -> None:
         """End the experiment if a stop rule says so."""
         if self._ended is not None:
             return
@@ -327,13 +328,11 @@ class Driver:
             self._changed.notify_all()
 
     def _save(self, at: _At, branch: ExperimentBranch) -> None:
-        branch = self._without_secrets(branch)
+        if branch.error is not None:
+            branch = replace(branch, error=self._conceal(branch.error))
         with self._changed:
             self._table.save(self._record.name, branch)
             self._show(at, branch)
-
-    def _without_secrets(self, branch: ExperimentBranch) -> ExperimentBranch:
-        return branch if branch.error is None else replace(branch, error=self._conceal(branch.error))
 
     def _show(self, at: _At, branch: ExperimentBranch) -> None:
         """Tell followers, without a record. The caller holds `_changed`."""
@@ -352,7 +351,7 @@ def info_of(record: Experiment, branches: Iterable[ExperimentBranch]) -> Experim
     return ExperimentInfo(record.name, record.snapshot, began_at, record.ended, tuple(shown))
 
 
-def _scored(branch: ExperimentBranch, run: ScoredRun, line: Trajectory) -> ExperimentBranch:
+def _with_score(branch: ExperimentBranch, run: ScoredRun, line: Trajectory) -> ExperimentBranch:
     return replace(
         branch,
         state="scored" if run.error is None else "failed",

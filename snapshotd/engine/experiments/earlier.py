@@ -21,20 +21,20 @@ _PAGE = 500
 
 
 def adopt(catalog: Catalog) -> None:
-    """Take those that are there into the catalog's table. Where this was cut off, it is repeated. One that had not ended
-    is stopped: it named files of the machine of whoever ran it, and goes on when that user runs it again."""
+    """Move the experiments of earlier versions into the catalog's table. It can be repeated after a crash. An experiment
+    that had not ended is stopped: it names files on its user's machine, and goes on when that user runs it again."""
     values = catalog.values
     for found in list(_all(values, _LIST)):
         branches = f"branches/{found.key}"
-        begun = [_branch(one.value) for one in _all(values, branches)]
+        begun = [_decode_branch(one.value) for one in _all(values, branches)]
         with suppress(Conflict):  # it was taken in before
-            catalog.experiments.add(*_recorded(found.key, found.value, begun))
+            catalog.experiments.add(*_decode_experiment(found.key, found.value, begun))
         for one in list(_all(values, branches)):
             values.delete(TENANT, branches, one.key, now_ns=time.time_ns())
         values.delete(TENANT, _LIST, found.key, now_ns=time.time_ns())
 
 
-def _recorded(
+def _decode_experiment(
     name: str, value: dict[str, Any], begun: list[ExperimentBranch]
 ) -> tuple[Experiment, list[ExperimentBranch]]:
     began_at = datetime.fromisoformat(value["began_at"])
@@ -55,7 +55,7 @@ def _recorded(
     return record, [known.get(at) or ExperimentBranch(*at) for at in ats]
 
 
-def _branch(value: dict[str, Any]) -> ExperimentBranch:
+def _decode_branch(value: dict[str, Any]) -> ExperimentBranch:
     state = "stopped" if value["state"] == "running" else value["state"]
     lists = {key: tuple(value[key]) for key in ("tokens", "protected")}
     return ExperimentBranch(**{**value, **lists, "state": state})

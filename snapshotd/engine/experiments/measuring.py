@@ -15,7 +15,7 @@ _PROTECTED_SHOWN = 20
 _WORKSPACE = b"workspace"
 
 
-def used(
+def measure_use(
     services: Services, request: ExperimentRequest, branch: ExperimentBranch, line: Trajectory, *, tokens: bool = True
 ) -> ExperimentBranch:
     """The branch with its calls, and with `tokens` their tokens and cost, as they are now."""
@@ -31,10 +31,10 @@ def used(
     )
 
 
-def measured(
+def measure_end(
     services: Services, request: ExperimentRequest, branch: ExperimentBranch, line: Trajectory, source: SnapshotID
 ) -> ExperimentBranch:
-    """The branch as it is at its end, without a score."""
+    """The branch with all measures at its end, without a score."""
     head = services.snapshots.get(line.head)
     files = outside = 0
     protected: list[str] = []
@@ -46,7 +46,7 @@ def measured(
             protected.append("/" + change.path.decode(errors="replace"))
     took_steps = head.trajectory == line.id
     return replace(
-        used(services, request, branch, line),
+        measure_use(services, request, branch, line),
         seconds=seconds_between(line.created_at_ns, head.created_at_ns) if took_steps else 0.0,
         files=files,
         lines=_lines(services, source, head.id) if files else 0,

@@ -77,7 +77,7 @@ class _Queue:
             self._remove(trajectory)
 
     def _remove(self, trajectory: TrajectoryID) -> None:
-        """One that cannot be removed stays in the list of trajectories."""
+        """Remove a child. One that cannot be removed stays in the list of trajectories."""
         with contextlib.suppress(SnapshotdError):
             self.services.runs.remove(trajectory, force=True)
 

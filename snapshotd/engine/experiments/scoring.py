@@ -66,7 +66,7 @@ class Scoring:
     attendance: Attendance
 
     def run(self, snapshot: str) -> ScoredRun:
-        """Never raises an error of ours; the run carries it."""
+        """Run the scorer once. A SnapshotdError is not raised: the run carries it."""
         try:
             with full_disk_named():
                 return self.attempt(snapshot)
@@ -74,7 +74,7 @@ class Scoring:
             return ScoredRun(None, None, 0.0, error=exc.message)
 
     def attempt(self, snapshot: str) -> ScoredRun:
-        """The run carries that there is no score; errors of the engine are raised."""
+        """Run the scorer once. A run without a score says why; errors of the engine are raised."""
         scorer, mark = self.scorer, secrets.token_hex(16)
         where = "" if scorer.files is None else _normal(scorer.where or SCORER_PATH)
         report = scorer.report and _normal(scorer.report)
@@ -223,7 +223,7 @@ def score(
 ) -> tuple[SnapshotScores, ...]:
     """See `ExperimentService.score`."""
     check_scorer(scorer)
-    rows = [row for ref in request.refs for row in _selected(services, ref, request.each)]
+    rows = [row for ref in request.refs for row in _select_rows(services, ref, request.each)]
     runs: list[list[ScoredRun]] = [list(row.runs) for row in rows]
     for row in rows:
         for run in row.runs:
@@ -240,7 +240,7 @@ def score(
     return ranked([replace(row, runs=tuple(found)) for row, found in zip(rows, runs, strict=True)])
 
 
-def _selected(services: Services, ref: str, each: bool) -> list[SnapshotScores]:
+def _select_rows(services: Services, ref: str, each: bool) -> list[SnapshotScores]:
     try:
         if each:
             return [SnapshotScores(one.id, one, ()) for one in services.snapshots.log(ref)]

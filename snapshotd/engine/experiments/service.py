@@ -39,7 +39,7 @@ from snapshotd.engine.experiments.earlier import adopt
 from snapshotd.engine.experiments.parts import Services
 from snapshotd.engine.experiments.queueing import fork_queue
 from snapshotd.engine.experiments.scoring import check_scorer, digest_files, score
-from snapshotd.engine.requests import present, unkeyed
+from snapshotd.engine.requests import present, without_key
 from snapshotd.engine.runs.forks import check_name
 from snapshotd.engine.secrecy import Secrecy
 from snapshotd.errors import Conflict, NotFound, SnapshotdError, UsageError
@@ -163,7 +163,7 @@ class ExperimentService:
         return [self._info(record) for record in self._table.list()]
 
     def get(self, name: str) -> ExperimentInfo:
-        """As it is now. NotFound; so do all that take `name`."""
+        """The experiment as it is now. NotFound, here and in all methods that take `name`."""
         return self._info(self._table.get(name))
 
     def events(self, name: str) -> Iterator[Event]:
@@ -175,7 +175,7 @@ class ExperimentService:
         return iter([{"event": "ended", **self._info(record).json()}]) if driver is None else driver.events()
 
     def stop(self, name: str) -> ExperimentInfo:
-        """End it: branches that run are stopped, and no other begins. Returns when they have."""
+        """End an experiment: stop the branches that run, and begin no other. Returns when they have stopped."""
         self._table.get(name)
         if (driver := self._driver(name)) is not None:
             driver.stop()
@@ -211,7 +211,7 @@ class ExperimentService:
         return [line for line in found if line.id in known or line.experiment == record.id]
 
     def _driver(self, name: str) -> Driver | None:
-        """The one that is at work."""
+        """The experiment's driver, if it is at work."""
         with self._lock:
             driver = self._drivers.get(name)
             return None if driver is None or driver.settled else driver
@@ -230,14 +230,14 @@ class ExperimentService:
             snapshot=snapshot.id,
             began_at_ns=time.time_ns(),
             digest=digest,
-            description=self._described(identity, snapshot.id, request),
+            description=self._describe(identity, snapshot.id, request),
         )
         branches = [ExperimentBranch(*at) for at in request.branches()]
         self._table.add(record, branches, files=request.scorer.files, request=present())
         self._drive(record)
 
     def _go_on(self, known: Experiment, request: ExperimentRequest, digest: str) -> None:
-        """With one that has the description of the request. Conflict: it has another."""
+        """Go on with an experiment that has the description of the request. Conflict: it has another description."""
         if known.description is None:
             same = {(one.label, one.run) for one in self._table.branches(known.name)} == set(request.branches())
         else:
@@ -251,10 +251,10 @@ class ExperimentService:
         if known.ended is not None and not (known.ended.startswith(STOPPED) and driver is None):
             return
         # Its secrets, which the digest leaves out, may have other values now.
-        described = self._described(known.id, known.snapshot, request)
+        described = self._describe(known.id, known.snapshot, request)
         self._table.describe(known.name, digest, described, request.scorer.files)
         if driver is not None:
-            driver.use(request.variants)
+            driver.set_variants(request.variants)
         else:
             self._table.set_ended(known.name, None)
             self._drive(self._table.get(known.name))
@@ -297,7 +297,7 @@ class ExperimentService:
         inherited = self._secrecy.of(self._services.snapshots.trajectory(source))
         return lambda text: inherited.conceal_text(own.conceal_text(text))
 
-    def _described(self, identity: ExperimentID, source: SnapshotID, request: ExperimentRequest) -> Any:
+    def _describe(self, identity: ExperimentID, source: SnapshotID, request: ExperimentRequest) -> Any:
         """A description as it is recorded, without secrets and the scorer's files."""
         bare = replace(request, source=source, scorer=replace(request.scorer, files=None))
         funnel = self._secrecy.apart(TrajectoryID(identity), _secrets_of(request))
@@ -310,7 +310,9 @@ class ExperimentService:
         name = f"{request.name}.base"
         base = find_trajectory(self._services, name)
         if base is None:
-            with unkeyed():  # the key of the request that is at work stands for the experiment, and not for the sandbox
+            with (
+                without_key()
+            ):  # the key of the request that is at work stands for the experiment, and not for the sandbox
                 base, _ = self._services.runs.create(replace(request.source, name=name), experiment=identity)
         elif base.experiment != identity:
             raise name_taken(name)
@@ -334,8 +336,8 @@ def _codec() -> TypeAdapter[ExperimentRequest]:
 
 
 def _digest(request: ExperimentRequest) -> str:
-    """By which the same description is known again. Secrets have no part in it, since it is recorded, and of the scorer's
-    files neither has when they were written."""
+    """The digest by which the same description is known again. It leaves out secrets, because it is recorded, and the
+    times of the scorer's files."""
     source = request.source
     bare = replace(
         request,

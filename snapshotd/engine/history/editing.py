@@ -104,13 +104,13 @@ class Editing:
         return self._half_made.making()
 
     def check(self, source: Snapshot, request: EditRequest) -> None:
-        """UsageError, LimitExceeded: the request cannot be made of this snapshot. Files that the
-        tree cannot take are found out by `change`."""
+        """UsageError, LimitExceeded: this snapshot cannot be edited so. Files that the tree cannot take are found by
+        `change`."""
         for item in request.files:
             check_file(item)
         if request.result is not None or request.messages is not None or request.add_messages or request.drop_messages:
             self._check_is_heard(source)
-        self._changed_mind(self._catalog.get_trajectory(source.trajectory), source, request)
+        self._plan_mind(self._catalog.get_trajectory(source.trajectory), source, request)
 
     def change(
         self, trajectory: Trajectory, source: Snapshot, request: EditRequest, asked: RequestKey | None = None
@@ -119,7 +119,7 @@ class Editing:
         `asked`: the client's request, if this step is what it asks for."""
         sandbox = self._sessions.find(trajectory.id)
         assert sandbox is not None
-        mind = self._changed_mind(trajectory, source, request)
+        mind = self._plan_mind(trajectory, source, request)
         self._set_env(sandbox, request.env)
         began = self._catalog.get_trajectory(source.trajectory).began
         if began is not None:
@@ -143,7 +143,7 @@ class Editing:
 
     # -- mind ----------------------------------------------------------------------------------------------------------
 
-    def _changed_mind(self, trajectory: Trajectory, source: Snapshot, request: EditRequest) -> _ChangedMind:
+    def _plan_mind(self, trajectory: Trajectory, source: Snapshot, request: EditRequest) -> _ChangedMind:
         """The mind after the edit. The secrets of `trajectory` are concealed in it."""
         conceal = self._context.secrecy.of(trajectory).conceal
         entries = self._entries(source, request, conceal)
@@ -152,12 +152,12 @@ class Editing:
             follows = self._catalog.get_snapshot(source.continues)
         held: tuple[Message, ...] = ()
         kept, added = self._messages(source, follows, request, conceal)
-        if trajectory.agent is not None and self._wait_for_a_result(source, request):
-            held = tuple(_concealed(message, conceal) for message in request.add_messages)
+        if trajectory.agent is not None and self._ends_in_open_call(source, request):
+            held = tuple(_conceal(message, conceal) for message in request.add_messages)
             kept, added = self._messages(source, follows, replace(request, add_messages=()), conceal)
         return _ChangedMind(entries, follows, kept, added, self._state(source, request, conceal), held)
 
-    def _wait_for_a_result(self, source: Snapshot, request: EditRequest) -> bool:
+    def _ends_in_open_call(self, source: Snapshot, request: EditRequest) -> bool:
         """True if the conversation ends in a call whose result its program tells later."""
         if not request.add_messages or request.messages is not None or request.drop_messages:
             return False
@@ -209,14 +209,16 @@ class Editing:
             )
         kept = min(source.messages, follows.messages)
         if request.messages is not None:
-            whole = [_concealed(message, conceal) for message in request.messages]
-            kept = _shared(self._catalog.conversation(source.id), whole[: len(whole) - request.drop_messages], kept)
+            whole = [_conceal(message, conceal) for message in request.messages]
+            kept = _count_shared(
+                self._catalog.conversation(source.id), whole[: len(whole) - request.drop_messages], kept
+            )
             rest = whole[kept : max(kept, len(whole) - request.drop_messages)]
         else:
             end = source.messages - request.drop_messages
             kept = min(kept, end)
             rest = list(islice(self._catalog.conversation(source.id, kept), end - kept))
-        added = [*rest, *(_concealed(message, conceal) for message in request.add_messages)]
+        added = [*rest, *(_conceal(message, conceal) for message in request.add_messages)]
         size = sum(len(message.role) + len(json.dumps(message.content)) for message in added)
         if size > MAX_PENDING_BYTES:
             raise LimitExceeded(
@@ -248,7 +250,7 @@ class Editing:
         names = {name for name, _ in changed}
         whole = (*((name, value) for name, value in trajectory.env if name not in names), *changed)
         self._catalog.set_env(trajectory.id, whole)
-        secrecy.changed(trajectory.id)
+        secrecy.forget_funnels(trajectory.id)
         sandbox.renew(replace(trajectory, env=whole))
 
     # -- files ---------------------------------------------------------------------------------------------------------
@@ -275,7 +277,7 @@ def check_file(item: FileEdit) -> None:
 
 
 def write_file(root: int, item: FileEdit) -> None:
-    """Into a tree that is an attacker's. UsageError, NotFound, naming the path."""
+    """Write or remove a file in a tree that is an attacker's. UsageError, NotFound, naming the path."""
     *parents, name = item.path.strip(b"/").split(b"/")
     shown = "/" + os.fsdecode(item.path.strip(b"/"))
     try:
@@ -284,13 +286,11 @@ def write_file(root: int, item: FileEdit) -> None:
         raise NotFound(f"{shown!r} cannot be removed: it does not exist in this snapshot") from exc
     except OSError as exc:
         raise UsageError(f"{shown!r} cannot be edited: a directory on the way to it is none ({exc.strerror})") from exc
-    try:
+    with files.closing_fd(directory):
         if item.content is None:
             _remove(directory, name, shown)
         else:
             _write(directory, name, shown, item.content, item.mode)
-    finally:
-        os.close(directory)
 
 
 def _remove(directory: int, name: bytes, shown: str) -> None:
@@ -302,8 +302,8 @@ def _remove(directory: int, name: bytes, shown: str) -> None:
 
 
 def _write(directory: int, name: bytes, shown: str, content: bytes, mode: int | None) -> None:
-    """A new file is root's; an existing one keeps its owner and attributes. Its other names keep the old content, as for any program in an
-    overlay."""
+    """Write a file. A new one is root's; an existing one keeps its owner and attributes. Its other names keep the old content,
+    as for any program in an overlay."""
     try:
         there = stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
     except FileNotFoundError:
@@ -324,12 +324,12 @@ def _write(directory: int, name: bytes, shown: str, content: bytes, mode: int | 
             os.fchmod(fd, mode)
 
 
-def _concealed(message: Message, conceal: Callable[[Any], Any]) -> Message:
+def _conceal(message: Message, conceal: Callable[[Any], Any]) -> Message:
     return Message(message.role, conceal(message.content))
 
 
-def _shared(recorded: Iterable[Message], wanted: list[Message], limit: int) -> int:
-    """Number of leading messages that equal the recorded ones."""
+def _count_shared(recorded: Iterable[Message], wanted: list[Message], limit: int) -> int:
+    """The number of messages at the beginning that equal the recorded ones, at most `limit`."""
     count = 0
     for old, new in zip(islice(recorded, limit), wanted, strict=False):
         if old != new:
@@ -338,16 +338,14 @@ def _shared(recorded: Iterable[Message], wanted: list[Message], limit: int) -> i
     return count
 
 
-def _told(request: EditRequest, conceal: Callable[[Any], Any]) -> str:
+def _in_words(request: EditRequest, conceal: Callable[[Any], Any]) -> str:
     """The changes in words for people: what was said, and the names of everything else."""
 
     def said(message: Message) -> str:
         text = message.content if isinstance(message.content, str) else json.dumps(message.content, ensure_ascii=False)
         return f"{message.role}: {text}"
 
-    told = [
-        said(_concealed(one, conceal)) for one in (*(request.messages or ())[-_TOLD:], *request.add_messages[:_TOLD])
-    ]
+    told = [said(_conceal(one, conceal)) for one in (*(request.messages or ())[-_TOLD:], *request.add_messages[:_TOLD])]
     if request.drop_messages:
         told.append(f"{number_of(request.drop_messages, 'message')} left out")
     names = {
@@ -368,7 +366,7 @@ def _summary(
     paths = [item.path[:200].decode(errors="backslashreplace") for item in request.files[:100]]
     said = request.messages is not None or bool(request.drop_messages or request.add_messages)
     return {
-        "with": _told(request, conceal),
+        "with": _in_words(request, conceal),
         **({HELD: [[message.role, message.content] for message in held]} if held else {}),
         "of": source.id,
         "files": paths,

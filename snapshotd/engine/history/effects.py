@@ -60,13 +60,8 @@ class Effects:
     """See the module's text. Thread-safe."""
 
     def __init__(self, context: Context, sessions: Sessions, gate: Gate, listener: StepListener) -> None:
-        self._context, self._catalog, self._sessions, self._gate, self._listener = (
-            context,
-            context.catalog,
-            sessions,
-            gate,
-            listener,
-        )
+        self._context, self._catalog, self._sessions = context, context.catalog, sessions
+        self._gate, self._listener = gate, listener
 
     # -- which ones ----------------------------------------------------------------------------------------------------
 
@@ -78,9 +73,9 @@ class Effects:
     def left_behind(self, trajectory: Trajectory) -> list[Effect]:
         """See `BranchingService.effects`. Cost: the journals that rewinds left."""
         present = [*self._catalog.journal(trajectory.head), *self._catalog.unbound(trajectory.id)]
-        return self._effects(trajectory.id, self._abandoned(trajectory.id), present)
+        return self._effects(trajectory.id, self._abandoned_entries(trajectory.id), present)
 
-    def _abandoned(self, trajectory: TrajectoryID) -> Iterable[JournalEntry]:
+    def _abandoned_entries(self, trajectory: TrajectoryID) -> Iterable[JournalEntry]:
         for snapshot in self._catalog.snapshots(trajectory):
             if snapshot.follows is not None and snapshot.parent is not None:
                 yield from self._catalog.journal(snapshot.parent, since=snapshot.follows)
@@ -88,19 +83,21 @@ class Effects:
     def _effects(
         self, trajectory: TrajectoryID, entries: Iterable[JournalEntry], held: Iterable[JournalEntry]
     ) -> list[Effect]:
-        """A call that `retry` has kept, or that came from a branch, counts as the call that was recorded first, on any
-        line."""
+        """The irreversible calls in `entries` that are not in `held`, newest first. A call that `retry` has kept, or that came
+        from a branch, counts as the call that was recorded first."""
         known = {origin_of(entry) for entry in held}
-        found = {origin_of(e): e for e in entries if e.side_effect is SideEffect.IRREVERSIBLE and _happened(e)}
+        found = {origin_of(e): e for e in entries if e.side_effect is SideEffect.IRREVERSIBLE and _may_have_happened(e)}
         left = [
             replace(with_result(self._context, entry), id=origin)
             for origin, entry in found.items()
             if origin not in known
         ]
         left.sort(key=lambda entry: entry.began_at_ns, reverse=True)
-        return [Effect(trajectory, entry, compensation_of(entry), self._became(entry.id)) for entry in left]
+        return [
+            Effect(trajectory, entry, compensation_of(entry), self._compensation_status(entry.id)) for entry in left
+        ]
 
-    def _became(self, entry: CallID) -> CallStatus | None:
+    def _compensation_status(self, entry: CallID) -> CallStatus | None:
         compensation = self._catalog.compensations.get(entry)
         return None if compensation is None else compensation.status or CallStatus.UNKNOWN
 
@@ -111,7 +108,7 @@ class Effects:
         effects = self.left_behind(trajectory)
         if not calls:
             return self.run(trajectory, effects)
-        chosen = {_named(ref, effects, trajectory).entry.id for ref in calls}
+        chosen = {_find_effect(ref, effects, trajectory).entry.id for ref in calls}
         wanted = [effect for effect in effects if effect.entry.id in chosen]
         for effect in wanted:
             name = f"{effect.entry.name} ({short(effect.entry.id)})"
@@ -124,8 +121,8 @@ class Effects:
         return self.run(trajectory, wanted)
 
     def run_all(self, trajectory: Trajectory, effects: Sequence[Effect], go_on: str) -> None:
-        """`run`, before the calls are left behind. Conflict: a compensation among them did not end well before, so it
-        would be passed over; `go_on` says how to leave its call behind."""
+        """Run all compensations, before their calls are left behind. Conflict: one of them has failed before, and would be
+        passed over; `go_on` says how to leave its call behind."""
         failed = [effect for effect in effects if effect.compensated not in (None, CallStatus.DONE)]
         if failed:
             names = ", ".join(
@@ -144,9 +141,9 @@ class Effects:
         for effect in effects:
             if effect.compensation is None or effect.compensated is not None:
                 continue
-            sandbox = sandbox or self._sessions.running(trajectory)
+            sandbox = sandbox or self._sessions.ensure_running(trajectory)
             self._run(sandbox, effect.entry, effect.compensation)
-        return [replace(effect, compensated=self._became(effect.entry.id)) for effect in effects]
+        return [replace(effect, compensated=self._compensation_status(effect.entry.id)) for effect in effects]
 
     def _run(self, sandbox: Sandbox, entry: JournalEntry, argv: tuple[str, ...]) -> None:
         arguments = {"call": entry.id, "tool": entry.name, "argv": list(argv)}
@@ -250,7 +247,7 @@ def intent_of(call: CallID, arguments: dict[str, Any], after: SnapshotID) -> Jou
     return JournalEntry(made, EntryKind.TOOL, COMPENSATE, arguments, after, time.time_ns(), SideEffect.IRREVERSIBLE)
 
 
-def compensated_by(intent: CallID, name: str, arguments: Any) -> CallID | None:
+def compensated_call(intent: CallID, name: str, arguments: Any) -> CallID | None:
     """The call that an intent's compensation makes up for; None: the intent is of another kind."""
     call = arguments.get("call") if isinstance(arguments, dict) else None
     if name != COMPENSATE or not isinstance(call, str):
@@ -264,13 +261,13 @@ def task_of(entry: JournalEntry) -> str | None:
     return named if isinstance(named, str) else None
 
 
-def _happened(entry: JournalEntry) -> bool:
+def _may_have_happened(entry: JournalEntry) -> bool:
     """True if the call happened or may have happened: a call that was cut off counts, until a person decides to skip
     it."""
     return entry.kind is EntryKind.TOOL and entry.details.get("decided") != "skip" and DENIED not in entry.details
 
 
-def _named(ref: str, effects: Sequence[Effect], trajectory: Trajectory) -> Effect:
+def _find_effect(ref: str, effects: Sequence[Effect], trajectory: Trajectory) -> Effect:
     found = [effect for effect in effects if effect.entry.id.startswith(ref)] if ref else []
     if len(found) > 1 or (found and len(ref) < MIN_PREFIX_CHARS):
         raise Ambiguous(

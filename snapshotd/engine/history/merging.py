@@ -90,7 +90,7 @@ class Merging:
             return MergePlan(source, ViewTree(present, parts), in_sandbox=True)
 
     def _write(self, into: Trajectory, base: Snapshot, source: Snapshot, head: Snapshot, items: Items) -> Snapshot:
-        with self._sessions.started_for_change(into) as sandbox, self._rewinding.quiet(sandbox, "merge into"):
+        with self._sessions.start_for_change(into) as sandbox, self._rewinding.quiet(sandbox, "merge into"):
             self._rewinding.settle(sandbox, mind=False)
             if sandbox.head != head.id:
                 raise Conflict(
@@ -164,9 +164,9 @@ class ViewTree:
 
 
 def write(root: int, present: View, view: View, items: Items) -> None:
-    """Change the paths of a plan, from the root of the tree, in `root`, which has the files of `present`, and no others: a
-    name that the head has linked to one of them is a file of its own then. UsageError, NotFound: a path does not fit the
-    head or `view`."""
+    """Change the paths of a plan, and no others, in `root`, which has the files of `present`. Paths begin at the root of
+    the tree. A name that the head has linked to a changed file becomes a file of its own. UsageError, NotFound: a path
+    does not fit the head or `view`."""
     for item in sorted(items, key=_walk_order, reverse=True):
         if item.change == "deleted":
             _delete(root, item.path)  # first, so that a name is free for what takes its place
@@ -226,27 +226,20 @@ def _entry(view: View, path: bytes) -> Entry | None:
 
 
 def _delete(root: int, path: bytes) -> None:
-    """Not an error when it has gone with its directory."""
+    """Remove a path. Not an error when it has gone with its directory."""
     folder, _, name = path.rpartition(b"/")
     try:
         directory = files.open_deep(root, folder)
     except (FileNotFoundError, NotADirectoryError):
         return
-    try:
+    with files.closing_fd(directory):
         files.remove_tree(directory, name)
-    finally:
-        os.close(directory)
 
 
 def _set_mode(root: int, path: bytes, mode: int) -> None:
-    """The nine bits; a set-user-id or sticky bit stays."""
+    """Set the nine permission bits; a set-user-id or sticky bit stays."""
     folder, _, name = path.rpartition(b"/")
-    directory = files.open_deep(root, folder)
-    try:
+    with files.closing_fd(files.open_deep(root, folder)) as directory:
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    finally:
-        os.close(directory)
-    try:
+    with files.closing_fd(fd):
         os.chmod(files.fd_path(fd), mode & 0o777 | stat.S_IMODE(os.fstat(fd).st_mode) & 0o7000)
-    finally:
-        os.close(fd)

@@ -22,7 +22,7 @@ from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.step import marker
 from snapshotd.errors import Conflict, LimitExceeded
 from snapshotd.terms import number_of
-from snapshotd.types import CallID, JournalEntry, Message, Snapshot, SnapshotID, Trajectory, TrajectoryID, new_id, short
+from snapshotd.types import CallID, JournalEntry, Message, Snapshot, SnapshotID, Trajectory, new_id, short
 
 T = TypeVar("T")
 MAX_MIND_BYTES = 64 << 20
@@ -40,12 +40,12 @@ class Promotion:
         """See `BranchingService.promote`."""
         target = into or self._origin(branch)
         self._check_related(branch, target)
-        with self._context.pins.pinned(self._settled_head(branch)) as head:
+        with self._context.pins.pinned(self._settle_head(branch)) as head:
             self._rewinding.check_files(target, head)
             common = self._common(branch, target, head)
             kept = self._rewinding.common_messages(head, common)
-            messages, entries = self._said(head, kept), self._done(branch, head, common)
-            with self._sessions.started_for_change(target) as sandbox:
+            messages, entries = self._messages_since(head, kept), self._copy_entries(branch, head, common)
+            with self._sessions.start_for_change(target) as sandbox:
                 if compensate:
                     with self._rewinding.quiet(sandbox, "promote a branch to"):
                         self._rewinding.settle(sandbox, mind=True)
@@ -54,7 +54,7 @@ class Promotion:
                 with self._rewinding.quiet(sandbox, "promote a branch to"):
                     self._rewinding.settle(sandbox, mind=True)
                     if sandbox.head != common.id and not (leave_behind or compensate):
-                        raise Conflict(self._diverged(branch, self._catalog.get_trajectory(target.id), head, common))
+                        raise Conflict(self._divergence(branch, self._catalog.get_trajectory(target.id), head, common))
                     arguments = {"branch": branch.id, "of": head.id, "since": common.id, "from": sandbox.head}
                     return self._rewinding.switch(
                         sandbox,
@@ -87,8 +87,8 @@ class Promotion:
             "`snapshotd tree` shows the branches of each"
         )
 
-    def _settled_head(self, branch: Trajectory) -> SnapshotID:
-        """The branch's head, with the changes since its last step."""
+    def _settle_head(self, branch: Trajectory) -> SnapshotID:
+        """Take the branch's changes since its last step, and return its head."""
         sandbox = self._sessions.find(branch.id)
         if sandbox is not None and not sandbox.closed:
             try:
@@ -99,7 +99,7 @@ class Promotion:
         return self._catalog.get_trajectory(branch.id).head
 
     def _common(self, branch: Trajectory, target: Trajectory, head: Snapshot) -> Snapshot:
-        """The last snapshot on the branch's way that is of the target's history, too."""
+        """The last snapshot before the branch's head that is in the target's history, too."""
         at = head
         while not self._rewinding.in_history(target, at):
             if at.continues is None:
@@ -113,7 +113,7 @@ class Promotion:
             )
         return at
 
-    def _diverged(self, branch: Trajectory, target: Trajectory, head: Snapshot, common: Snapshot) -> str:
+    def _divergence(self, branch: Trajectory, target: Trajectory, head: Snapshot, common: Snapshot) -> str:
         own = self._catalog.snapshots(target.id)
         steps = sum(one.seq > common.seq for one in own) if common.trajectory == target.id else len(own)
         left = self._effects.beyond(target, head)
@@ -126,25 +126,22 @@ class Promotion:
 
     # -- the mind ------------------------------------------------------------------------------------------------------
 
-    def _said(self, head: Snapshot, kept: int) -> list[Message]:
+    def _messages_since(self, head: Snapshot, kept: int) -> list[Message]:
         return list(
-            _bounded(
+            _check_size(
                 islice(self._catalog.conversation(head.id, kept), head.messages - kept),
                 lambda message: message.content,
                 head,
             )
         )
 
-    def _done(self, branch: Trajectory, head: Snapshot, common: Snapshot) -> list[JournalEntry]:
+    def _copy_entries(self, branch: Trajectory, head: Snapshot, common: Snapshot) -> list[JournalEntry]:
         """Copies of the entries since the common snapshot, with their results."""
-        recorded = [*self._catalog.journal(head.id, since=common.id), *self._ended(branch.id)]
+        ended = (entry for entry in self._catalog.unbound(branch.id) if entry.status is not None)
+        recorded = [*self._catalog.journal(head.id, since=common.id), *ended]
         ids = {entry.id: CallID(new_id()) for entry in recorded}
         copies = (self._copy(entry, ids, common) for entry in recorded)
-        return list(_bounded(copies, lambda entry: [entry.arguments, entry.result, entry.details], head))
-
-    def _ended(self, branch: TrajectoryID) -> list[JournalEntry]:
-        """Calls that have ended and that no snapshot binds yet."""
-        return [entry for entry in self._catalog.unbound(branch) if entry.status is not None]
+        return list(_check_size(copies, lambda entry: [entry.arguments, entry.result, entry.details], head))
 
     def _copy(self, entry: JournalEntry, ids: dict[CallID, CallID], common: Snapshot) -> JournalEntry:
         result, known = result_of(self._context, entry, MAX_MIND_BYTES)
@@ -161,7 +158,7 @@ class Promotion:
         )
 
 
-def _bounded(items: Iterable[T], content: Callable[[T], Any], head: Snapshot) -> Iterator[T]:
+def _check_size(items: Iterable[T], content: Callable[[T], Any], head: Snapshot) -> Iterator[T]:
     size = 0
     for item in items:
         size += len(json.dumps(content(item)))

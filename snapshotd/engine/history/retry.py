@@ -73,7 +73,7 @@ class Retry:
 
     def retry(self, trajectory: Trajectory, name: str, *, compensate: bool) -> Snapshot:
         """See `BranchingService.retry`, without the resumption."""
-        with self._sessions.started_for_change(trajectory) as sandbox:
+        with self._sessions.start_for_change(trajectory) as sandbox:
             with self._rewinding.quiet(sandbox, "retry a task of"):
                 self._rewinding.settle(sandbox, mind=True)
                 head = self._catalog.get_snapshot(sandbox.head)
@@ -91,7 +91,7 @@ class Retry:
                     call = marker(
                         "retry", {"task": name, "to": target.id, "kept": [kept.task.name for kept in plan.kept]}
                     )
-                    entries = [entry for kept in plan.kept for entry in self._again(kept)]
+                    entries = [entry for kept in plan.kept for entry in self._copy_entries(kept)]
                     return self._rewinding.switch(
                         sandbox,
                         call,
@@ -106,7 +106,7 @@ class Retry:
 
     def _plan(self, trajectory: Trajectory, head: Snapshot, name: str) -> _Plan:
         state = self._catalog.state(head.id)
-        task, listed = tasks.find(state, name), tasks.listed(state)
+        task, listed = tasks.find(state, name), tasks.tasks_of(state)
         if task.began is None:
             raise Conflict(
                 f"the task {name!r} cannot be retried: it has not begun; `snapshotd resume {short(trajectory.id)}` goes on"
@@ -119,9 +119,9 @@ class Retry:
             )
         target = line[0]
         self._rewinding.check_files(trajectory, target)
-        then = {t.name for t in tasks.listed(self._catalog.state(target.id)) if t.status == tasks.COMPLETED}
+        then = {t.name for t in tasks.tasks_of(self._catalog.state(target.id)) if t.status == tasks.COMPLETED}
         wanted = [t for t in listed if t.status == tasks.COMPLETED and t.name not in again and t.name not in then]
-        kept = tuple(sorted((self._kept(t, line, again) for t in wanted), key=lambda k: line.index(k.began)))
+        kept = tuple(sorted((self._plan_kept(t, line, again) for t in wanted), key=lambda k: line.index(k.began)))
         self._check_files(line, kept)
         effects = [e for e in self._effects.beyond(trajectory, target) if task_of(e.entry) in again]
         return _Plan(task, target, kept, tuple(effects), self._state(target, kept))
@@ -136,7 +136,7 @@ class Retry:
             line.append(self._catalog.get_snapshot(before))
         return line[::-1]
 
-    def _kept(self, task: Task, line: Sequence[Snapshot], again: set[str]) -> _Kept:
+    def _plan_kept(self, task: Task, line: Sequence[Snapshot], again: set[str]) -> _Kept:
         places = {snapshot.id: index for index, snapshot in enumerate(line)}
         if task.began not in places or task.ended not in places:
             raise Conflict(
@@ -195,7 +195,7 @@ class Retry:
     @contextmanager
     def _changes(self, a: Snapshot, b: Snapshot) -> Iterator[Iterator[Change]]:
         with look.open_view(self._context, a) as before, look.open_view(self._context, b) as after:
-            yield _bounded(diff.diff(before, after))
+            yield _check_count(diff.diff(before, after))
 
     def _with_files(self, kept: Sequence[_Kept]) -> LayerMaker:
         """Makes the layer in which the changes of the kept tasks are."""
@@ -211,7 +211,7 @@ class Retry:
 
     # -- the journal ---------------------------------------------------------------------------------------------------
 
-    def _again(self, kept: _Kept) -> list[JournalEntry]:
+    def _copy_entries(self, kept: _Kept) -> list[JournalEntry]:
         """The recorded entries of a kept task, for the new line of the journal."""
         recorded = self._catalog.journal(kept.ended.id, since=kept.began.id)
         own = [
@@ -219,9 +219,9 @@ class Retry:
             for e in recorded
             if (e.name if e.kind is EntryKind.TASK else task_of(e)) == kept.task.name and e.status in _OUTCOMES
         ]
-        return [self._as_kept(entry, kept) for entry in own]
+        return [self._copy_entry(entry, kept) for entry in own]
 
-    def _as_kept(self, entry: JournalEntry, kept: _Kept) -> JournalEntry:
+    def _copy_entry(self, entry: JournalEntry, kept: _Kept) -> JournalEntry:
         result, known = result_of(self._context, entry, MAX_RESULT_BYTES)
         if not known:
             raise LimitExceeded(
@@ -238,7 +238,7 @@ def _is_end(entry: JournalEntry, task: str) -> bool:
     return entry.kind is EntryKind.TASK and entry.name == task and entry.status is CallStatus.DONE
 
 
-def _bounded(changes: Iterator[Change]) -> Iterator[Change]:
+def _check_count(changes: Iterator[Change]) -> Iterator[Change]:
     for number, change in enumerate(changes):
         if number >= MAX_PATHS:
             raise LimitExceeded(

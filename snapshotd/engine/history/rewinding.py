@@ -34,6 +34,7 @@ from snapshotd.types import (
     LayerID,
     Message,
     Snapshot,
+    SnapshotID,
     SnapshotState,
     Stack,
     ToolCall,
@@ -63,7 +64,7 @@ class Rewinding:
     def rewind(self, trajectory: Trajectory, to: Snapshot, mode: RewindMode, *, compensate: bool) -> Snapshot:
         """See `BranchingService.rewind`. `to` is pinned."""
         self._check(trajectory, to, mode)
-        with self._sessions.started_for_change(trajectory) as sandbox:
+        with self._sessions.start_for_change(trajectory) as sandbox:
             if compensate and mode != "files":
                 with self.quiet(sandbox, "rewind"):
                     effects = self._effects.beyond(self._catalog.get_trajectory(trajectory.id), to)
@@ -78,7 +79,7 @@ class Rewinding:
     def undo(self, trajectory: Trajectory) -> Snapshot:
         """See `BranchingService.undo`."""
         with (
-            self._sessions.started_for_change(trajectory) as sandbox,
+            self._sessions.start_for_change(trajectory) as sandbox,
             self.quiet(sandbox, "undo", end=False),  # their snapshots would be what it finds
         ):
             last = self._catalog.get_snapshot(sandbox.head)
@@ -107,9 +108,9 @@ class Rewinding:
 
     @contextmanager
     def quiet(self, sandbox: Sandbox, what: str, *, end: bool = True) -> Iterator[None]:
-        """The sandbox's lock, while nothing but init lives in it and it belongs to no command. Conflict: it does, or
-        something lives. With `end`, commands in the background are ended for that. Services are ended: the caller sees to it
-        that they come back."""
+        """Hold the sandbox's lock for the block, in which nothing but init lives in it and no command owns it. Conflict: a
+        command owns it, or a process lives. With `end`, commands in the background are ended first. Services are ended;
+        the caller starts them again."""
         with sandbox.lock:
             if not sandbox.use.agent_running:
                 if end:
@@ -131,11 +132,11 @@ class Rewinding:
     def settle(self, sandbox: Sandbox, *, mind: bool) -> None:
         """Capture the changes since the head. With `mind`, calls whose end can no longer come get an unknown outcome,
         so that the line that is left behind remembers them."""
-        entries = self._cut_off(sandbox) if mind else []
+        entries = self._end_open_calls(sandbox) if mind else []
         if sandbox.root.changed or (mind and (entries or sandbox.mind.messages or sandbox.mind.changed)):
             commit_step(self._catalog, sandbox, marker("checkpoint", {"name": "before rewind"}), self._listener)
 
-    def _cut_off(self, sandbox: Sandbox) -> list[JournalEntry]:
+    def _end_open_calls(self, sandbox: Sandbox) -> list[JournalEntry]:
         unbound = self._catalog.unbound(sandbox.trajectory.id)
         for entry in unbound:
             if entry.status is None:
@@ -228,22 +229,19 @@ class Rewinding:
             own, last = self._catalog.get_trajectory(source.trajectory), source.seq
 
     def common_messages(self, a: Snapshot, b: Snapshot) -> int:
-        """Number of messages that two conversations share: the number at their parting, less the ones cut since."""
-        kept_on_the_way: dict[str, int] = {}
-        kept, at = b.messages, b
-        while True:
-            kept_on_the_way[at.id] = kept = min(kept, at.messages)
-            if at.continues is None:
-                break
-            kept, at = self._kept(at, kept), self._catalog.get_snapshot(at.continues)
-        kept, at = a.messages, a
+        """The number of messages that two conversations share: those at their last common snapshot, less those cut since."""
+        kept = dict(self._kept_on_the_way(b))
+        return next((min(count, kept[at]) for at, count in self._kept_on_the_way(a) if at in kept), 0)
+
+    def _kept_on_the_way(self, at: Snapshot) -> Iterator[tuple[SnapshotID, int]]:
+        """The snapshots on the way to this one, newest first, each with the number of its messages that are still there."""
+        kept = at.messages
         while True:
             kept = min(kept, at.messages)
-            if at.id in kept_on_the_way:
-                return min(kept, kept_on_the_way[at.id])
+            yield at.id, kept
             if at.continues is None:
-                return 0
-            kept, at = self._kept(at, kept), self._catalog.get_snapshot(at.continues)
+                return
+            kept, at = self._count_kept(at, kept), self._catalog.get_snapshot(at.continues)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -287,15 +285,13 @@ class Rewinding:
                 pending = tuple(sandbox.mind.messages)
         return (*self._catalog.conversation(head.id, self.common_messages(head, to)), *pending)
 
-    def _kept(self, snapshot: Snapshot, kept: int) -> int:
+    def _count_kept(self, snapshot: Snapshot, kept: int) -> int:
         """Number of messages that the snapshot took over from the one it continues, at most `kept`."""
-        return (
-            min(kept, snapshot.messages - len(self._catalog.own_messages(snapshot.id)))
-            if snapshot.follows is not None
-            else kept
-        )
+        if snapshot.follows is None:
+            return kept
+        return min(kept, snapshot.messages - len(self._catalog.own_messages(snapshot.id)))
 
 
 def _blocker(sandbox: Sandbox) -> str | None:
-    """Reason why a sandbox cannot get another root unnoticed: a parked process would notice, too."""
+    """The reason why a sandbox cannot get another root unnoticed; None: it can. A parked process would notice."""
     return sandbox.root.blocker(unnoticed=True)

@@ -32,13 +32,13 @@ class AgentState:
         """See `AgentHandler.state_set`. LimitExceeded."""
         concealed = self._funnel.conceal_text(key)
 
-        def changed(state: State) -> State:
+        def with_value(state: State) -> State:
             values = {name: old for name, old in state.get("values", {}).items() if name != concealed}
             if value is not None:
                 values[concealed] = self._funnel.conceal(value[0])
             return {**state, "values": values}
 
-        self.change(changed)
+        self.change(with_value)
 
     def set_task(
         self, name: str, status: str, depends: tuple[str, ...], note: str | None, at: SnapshotID

@@ -34,7 +34,7 @@ def result_of(context: Context, entry: JournalEntry, limit_bytes: int) -> tuple[
     text = bytearray()
     try:
         snapshot = context.catalog.get_snapshot(entry.snapshot)
-        pieces = context.recorded(snapshot, "output") if snapshot.call.id == entry.id else None
+        pieces = context.recorded_output(snapshot, "output") if snapshot.call.id == entry.id else None
         if pieces is None:
             return None, True
         for piece in pieces:
@@ -47,7 +47,7 @@ def result_of(context: Context, entry: JournalEntry, limit_bytes: int) -> tuple[
 
 
 def reveal_entry(funnel: Funnel, entry: JournalEntry) -> JournalEntry:
-    """An entry as the program knows it."""
+    """The entry with its secrets revealed, as the program knows it."""
     error = None if entry.error is None else funnel.reveal_text(entry.error)
     return replace(entry, result=funnel.reveal(entry.result), error=error)
 
@@ -67,7 +67,7 @@ def as_recorded(context: Context, funnel: Funnel, recorded: Recorded) -> Answer:
         return answer
     error = None if snapshot.call.error is None else funnel.reveal_text(snapshot.call.error)
     replayed.update(status=snapshot.call.status, error=error, exit_code=snapshot.call.exit_code)
-    result = context.recorded(snapshot, "output")
+    result = context.recorded_output(snapshot, "output")
     if result is not None:
         answer["body"] = _whole(result, funnel)
     return answer

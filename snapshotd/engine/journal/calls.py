@@ -8,14 +8,15 @@ import json
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from snapshotd.engine.context import Context
+from snapshotd.engine.journal import store_requests
 from snapshotd.engine.journal.call_output import CallOutput
 from snapshotd.engine.journal.keyvalue import KeyValueStore
 from snapshotd.engine.journal.pending import Open
 from snapshotd.engine.journal.pipeline import Journal
-from snapshotd.engine.journal.store_requests import StoreRequests
 from snapshotd.engine.protocol.agent_handler import (
     MESSAGE_LIMIT_BYTES,
     AgentHandler,
@@ -55,7 +56,7 @@ class AgentCalls(AgentHandler):
         self._context, self._journal, self._sandbox = context, journal, journal.sandbox
         self._recorder, self._conversation = journal.recorder, journal.conversation
         self._output = CallOutput(context, self._sandbox.trajectory)
-        self._store = StoreRequests(context, store, self._sandbox.trajectory)
+        self._carry_out = partial(store_requests.carry_out, context.secrecy, store, self._sandbox.trajectory)
 
     @property
     def closed(self) -> bool:
@@ -73,11 +74,11 @@ class AgentCalls(AgentHandler):
     def claim(self, pid: int, call_ids: tuple[str, ...]) -> set[str]:
         return self._recorder.pending.claim(call_ids)
 
-    def ended(self, call_id: str) -> str | None:
+    def find_end(self, call_id: str) -> str | None:
         entry = self._recorder.find(call_id)
         return None if entry is None or entry.status is None else entry.snapshot or self._sandbox.head
 
-    def lost(self, pid: int, call_ids: tuple[str, ...]) -> None:
+    def lose(self, pid: int, call_ids: tuple[str, ...]) -> None:
         self._recorder.pending.lose(call_ids)
         for call_id in call_ids:
             self._output.discard(call_id)
@@ -89,7 +90,7 @@ class AgentCalls(AgentHandler):
             if (
                 event["event"] == "output"
                 and call_id is not None
-                and self._recorder.pending.opened(call_id) is not None
+                and self._recorder.pending.find_open(call_id) is not None
             ):
                 self._output.restore(call_id, event["stream"], base64.b64decode(event["data_b64"]), event.get("rid"))
 
@@ -100,7 +101,7 @@ class AgentCalls(AgentHandler):
         return self._journal.begin(intent, cancelled) if known is None else known
 
     def body_writer(self, call_id: str) -> BodyWriter:
-        opened = self._recorder.pending.opened(call_id)
+        opened = self._recorder.pending.find_open(call_id)
         return _Memory() if opened is not None and opened.entry.kind is EntryKind.MODEL else self._writer()
 
     def _writer(self) -> ConcealedWriter:
@@ -155,7 +156,7 @@ class AgentCalls(AgentHandler):
             writer.discard()
 
     def output(self, call_id: str, stream: StreamName, data: bytes, rid: str | None = None) -> None:
-        if self._recorder.pending.opened(call_id) is not None:
+        if self._recorder.pending.find_open(call_id) is not None:
             self._output.write(call_id, stream, data, rid)
 
     def checkpoint(self, pid: int, call_id: str, name: str, within: str | None, *, again: bool = False) -> Answer:
@@ -228,11 +229,11 @@ class AgentCalls(AgentHandler):
         nor writes again. A request from inside a call is not recorded: the replay answers the whole call."""
         self._recorder.pending.mark_beyond(within)
         if within is not None:
-            return self._store.carry_out(op, fields, rid)
+            return self._carry_out(op, fields, rid)
         known = self._conversation.find_fact(_STORE, rid)
         if known is not None:
             return known[0] if "body" not in known[0] else {"body": known[0]["body"].encode()}
-        answer = self._store.carry_out(op, fields, rid)
+        answer = self._carry_out(op, fields, rid)
         fact = {"body": answer["body"].decode()} if "body" in answer else answer
         self._conversation.record_fact(_STORE, fact, rid)
         return answer

@@ -25,12 +25,12 @@ class ProgramConversation:
         known = self.find_fact(kind)
         if known is not None:
             return known[0]
-        return self._funnel.reveal(self._pending.fact(kind, self._funnel.conceal(value), rid))
+        return self._funnel.reveal(self._pending.add_fact(kind, self._funnel.conceal(value), rid))
 
     def find_fact(self, kind: str, rid: str | None = None) -> tuple[Any] | None:
         """A value that is recorded here, or was for this very request, as a one-element tuple; None where none is."""
         with self._replay.lock:
-            known = self._replay.take_fact(kind) if self._replay.replaying else self._pending.answered(rid)
+            known = self._replay.take_fact(kind) if self._replay.replaying else self._pending.find_answer(rid)
         return None if known is None else (self._funnel.reveal(known[0]),)
 
     def add(self, message: Message, within: str | None = None, rid: str | None = None) -> None:
@@ -42,27 +42,27 @@ class ProgramConversation:
             self._recorder.check()
             if self._replay.meet(message):
                 return
-            before, after = self._replay.around(message)
+            before, after = self._replay.take_around(message)
         for one in before:
-            self._pending.message(one, within)
-        self._pending.message(message, within, rid)
+            self._pending.add_message(one, within)
+        self._pending.add_message(message, within, rid)
         for one in after:
-            self._pending.message(one, within)
+            self._pending.add_message(one, within)
 
     def meet(self, messages: Sequence[Message]) -> None:
         """Take messages of a replayed program, read from the wire, as said. They are appended where the conversation
         does not hold them yet: no snapshot had bound them at the end, or the program has just gone live."""
         with self._replay.lock, self._sandbox.lock:
             for message in self._replay.skip(messages):
-                self._pending.message(self._conceal(message))
+                self._pending.add_message(self._conceal(message))
 
     def page(self, offset: int, limit: int) -> list[Message]:
         """A part of the conversation as the program knows it."""
         with self._replay.lock, self._sandbox.lock:
             recorded: Iterable[Message] = ()
-            known = self._replay.known()
+            known = self._replay.known_count()
             if offset < known:
-                recorded = self._replay.told(offset)
+                recorded = self._replay.known_messages(offset)
             pending = tuple(self._sandbox.mind.messages)[max(0, offset - known) :]
             found = list(itertools.islice(itertools.chain(recorded, pending), limit))
         return self._reveal(found)

@@ -96,8 +96,8 @@ class Gateways:
         return env
 
     def open(self, sandbox: Sandbox, journal: Journal, record: LiveRecord | None = None) -> None:
-        """Give a sandbox its gateway, if its trajectory has providers. `record`: an earlier daemon's, to go on with its
-        gateway. SandboxFailed."""
+        """Give a sandbox its gateway, if its trajectory has providers. `record`: the live record from which an earlier
+        daemon's gateway is gone on with. SandboxFailed."""
         upstreams = self._upstreams(sandbox)
         if not upstreams:
             return
@@ -106,7 +106,7 @@ class Gateways:
         if record is not None:
             calls.restore(record)
         capture = dict(sandbox.trajectory.env).get(CAPTURE) == "1"
-        sandbox.reach_models(self._make(listener, calls, upstreams, capture))
+        sandbox.set_gateway(self._make(listener, calls, upstreams, capture))
 
     def _listener(self, sandbox: Sandbox) -> socket.socket:
         """The socket on which the sandbox's gateway listens: it outlives the daemon, so that clients wait for the next

@@ -31,7 +31,7 @@ class Keys:
             return left.pop(0) if left else None
 
 
-def cut_off(catalog: Catalog, trajectory: Trajectory) -> Keys:
+def cut_off_keys(catalog: Catalog, trajectory: Trajectory) -> Keys:
     """The keys of the trajectory's own calls that were cut off. A fork draws its own keys, because a call of its source
     may have ended there."""
     unknown: dict[str, JournalEntry] = {}

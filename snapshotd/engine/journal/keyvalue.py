@@ -135,7 +135,7 @@ class KeyValueStore:
         self._thread.start()
 
     def close(self) -> None:
-        """Idempotent."""
+        """End the sweeping. Idempotent."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()

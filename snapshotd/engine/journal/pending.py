@@ -112,7 +112,7 @@ class Pending:
                 raise Conflict(f"tool call {entry.id[:40]!r} has begun already")
             if entry.kind is EntryKind.TASK:
                 for fact in entry.facts:
-                    self.fact(fact["kind"], fact["value"], None)
+                    self.add_fact(fact["kind"], fact["value"], None)
                 entry = replace(entry, facts=())
                 self._note({"begun": entry.id, "task": _of_task(entry)})
             else:
@@ -135,7 +135,7 @@ class Pending:
             self._facts[:0] = facts
             raise
 
-    def opened(self, call_id: str) -> Open | None:
+    def find_open(self, call_id: str) -> Open | None:
         """The open call of this id; None if there is none."""
         return self._open.get(call_id)
 
@@ -176,11 +176,11 @@ class Pending:
 
     # -- values and messages -------------------------------------------------------------------------------------------
 
-    def fact(self, kind: str, value: Any, rid: str | None) -> Any:
+    def add_fact(self, kind: str, value: Any, rid: str | None) -> Any:
         """Have a value recorded with the next entry, and return it: the one that was recorded, where the request is one
         sent again."""
         with self._sandbox.lock:
-            known = self.answered(rid)
+            known = self.find_answer(rid)
             if known is not None:
                 return known[0]
             if len(self._facts) >= MAX_FACTS:
@@ -191,17 +191,17 @@ class Pending:
             self._note({"fact": {"kind": kind, "value": value, "rid": rid}})
         return value
 
-    def answered(self, rid: str | None) -> tuple[Any] | None:
+    def find_answer(self, rid: str | None) -> tuple[Any] | None:
         """The recorded answer of a repeated request, as a one-element tuple; None for a new request."""
         with self._sandbox.lock:
             return next(((fact.value,) for fact in self._facts if rid is not None and fact.rid == rid), None)
 
     def reopen(self, entry: JournalEntry) -> Open:
-        """Go on with a call that is open in the catalog alone."""
+        """Open a call again that is open in the catalog alone."""
         with self._sandbox.lock:
             return self._open.get(entry.id) or self._reopen(entry, 0)
 
-    def message(self, message: Message, within: str | None = None, rid: str | None = None) -> None:
+    def add_message(self, message: Message, within: str | None = None, rid: str | None = None) -> None:
         """Append to the conversation. LimitExceeded."""
         sandbox = self._sandbox
         with sandbox.lock:
@@ -213,9 +213,9 @@ class Pending:
                     f"the messages since the last snapshot exceed {MAX_PENDING_BYTES} bytes; take one with a tool call or `checkpoint`"
                 )
             self._note({"message": {"role": message.role, "content": message.content}, "within": within, "rid": rid})
-            self._said(message, size, within, rid)
+            self._append(message, size, within, rid)
 
-    def _said(self, message: Message, size: int, within: str | None, rid: str | None) -> None:
+    def _append(self, message: Message, size: int, within: str | None, rid: str | None) -> None:
         self._sandbox.mind.say(message, size)
         opened = None if within is None else self._open.get(within)
         if opened is not None:
@@ -260,7 +260,7 @@ class Pending:
     def _redo(self, line: dict[str, Any], known: Callable[[str], bool]) -> None:
         if "message" in line:
             message = Message(line["message"]["role"], line["message"]["content"])
-            self._said(message, len(message.role) + len(json.dumps(message.content)), line["within"], line["rid"])
+            self._append(message, len(message.role) + len(json.dumps(message.content)), line["within"], line["rid"])
         elif "fact" in line:
             self._facts.append(_Fact(**line["fact"]))
         elif "beyond" in line:

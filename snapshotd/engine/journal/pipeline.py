@@ -125,4 +125,4 @@ class Journal:
 
     def ask(self, question: Question, cancelled: threading.Event) -> Approval:
         """Ask a person, and wait for the answer. The words have gone through the funnel. Conflict."""
-        return self._gate.question(WaitingCaller(self.sandbox, self.recorder.step, cancelled), question)
+        return self._gate.ask(WaitingCaller(self.sandbox, self.recorder.step, cancelled), question)

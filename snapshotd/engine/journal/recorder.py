@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from snapshotd.catalog.base import Catalog
@@ -57,7 +57,7 @@ class Recorder:
         """Set once a resumed program has done something else; nothing of it is recorded any more."""
 
     def diverge(self, error: Diverged) -> None:
-        """Record nothing any more: everything that is to be recorded raises `error`."""
+        """Record nothing any more: every method that records raises `error` from now on."""
         self.diverged = error
 
     def check(self) -> None:
@@ -100,7 +100,7 @@ class Recorder:
         return opened
 
     def _confirm(self, call_id: CallID) -> None:
-        """Look once more whether an irreversible call may run; record that it does not, if it may not."""
+        """Check once more that an irreversible call may run. If it may not, record that it did not, and raise the error."""
         try:
             self._ownership.confirm_intent(call_id)
         except SnapshotdError as exc:
@@ -226,13 +226,16 @@ class Recorder:
         )
         self.pending.record(entry, self._write)
 
-    def step(self, call: ToolCall) -> Snapshot:
-        """Take a snapshot that ends no entry."""
+    def step(
+        self,
+        call: ToolCall,
+        *,
+        follows: Snapshot | None = None,
+        keep_messages: int | None = None,
+        entries: Sequence[JournalEntry] = (),
+    ) -> Snapshot:
+        """Take a snapshot that ends no open call. Arguments: as `commit_step`."""
         self.check()
-        return commit_step(self._catalog, self.sandbox, call, self._listener)
-
-    def branch(self, call: ToolCall, follows: Snapshot, keep_messages: int, entries: list[JournalEntry]) -> Snapshot:
-        """Take a snapshot from which the mind goes on from another one than the head. Arguments: as `commit_step`."""
         return commit_step(
             self._catalog,
             self.sandbox,
@@ -269,7 +272,7 @@ class Recorder:
 
     def reopen(self, call_id: str) -> Open | None:
         """The open call, if it has begun and its end is not recorded; its process asks again."""
-        opened = self.pending.opened(call_id)
+        opened = self.pending.find_open(call_id)
         if opened is not None:
             return opened
         entry = self.find(call_id)
@@ -282,16 +285,16 @@ class Recorder:
         )
 
     def restore(self, record: LiveRecord) -> None:
-        """Go on where an earlier daemon was killed."""
+        """Take over the pending records of an earlier daemon, which was killed."""
         unbound = self._catalog.unbound(self.sandbox.trajectory.id)
         known = {entry.id for entry in unbound}
         self.pending.restore(
             record, self.sandbox.head, [entry for entry in unbound if entry.status is None], known.__contains__
         )
 
-    def cut_off(self, call_id: str) -> None:
+    def record_cut_off(self, call_id: str) -> None:
         """Record that a call ended with its daemon: its caller asks again."""
-        if self.pending.opened(call_id) is not None:
+        if self.pending.find_open(call_id) is not None:
             self.pending.lose([call_id])
             error = "the daemon was killed meanwhile; it was asked again"
             self._end(Ended(CallID(call_id), CallStatus.UNKNOWN, time.time_ns(), error=error))

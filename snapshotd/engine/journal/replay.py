@@ -96,8 +96,8 @@ class Mismatch(Exception):  # noqa: N818 - what happened, for `Retracing` to tur
 
 
 class Elsewhere(Exception):  # noqa: N818 - what happened, for `Retracing` to wait
-    """Everything recorded of this lane, or of the thread that makes this call, has been met, and others are still on
-    their way."""
+    """All recorded entries of this lane, or of the thread that makes this call, have been met; other lanes or threads still
+    have some to meet."""
 
 
 class Replay:
@@ -105,7 +105,9 @@ class Replay:
 
     def __init__(self, entries: Iterable[JournalEntry]) -> None:
         everything = list(_with_denials(list(entries)))
-        self._left = _without_repeated(entry for entry in everything if _has_ended(entry) and not _passed_over(entry))
+        self._left = _without_repeated(
+            entry for entry in everything if _has_ended(entry) and not _is_passed_over(entry)
+        )
         self._cut_off = [entry for entry in everything if not _has_ended(entry)]
         self._facts = {entry.id: deque(entry.facts) for entry in self._left if entry.facts}
         self.matched = 0
@@ -135,7 +137,7 @@ class Replay:
         return self._left[0] if self._left else None
 
     def last(self, wanted: Callable[[JournalEntry], bool]) -> CallID | None:
-        """The last wanted one of the entries that are left."""
+        """The last entry that is left and `wanted`."""
         return next((entry.id for entry in reversed(self._left) if wanted(entry)), None)
 
     def has_met(self, entries: Set[CallID]) -> bool:
@@ -143,8 +145,8 @@ class Replay:
         return not any(entry.id in entries and not entry.details.get(SIDE) for entry in self._left)
 
     def match(self, kind: EntryKind, name: str, arguments: Any) -> JournalEntry | None:
-        """Take the entry that this is; None when all have been met. Raises Mismatch, and Elsewhere for a call that was
-        cut off while others, which have not been met, ran in other threads."""
+        """Take the recorded entry of this call; None when all have been met. Raises Mismatch; and Elsewhere for a call that was
+        cut off while calls of other threads ran, which have not been met."""
         if not self._left:
             return None
         found = self._find(kind, name, arguments, None)
@@ -157,10 +159,10 @@ class Replay:
 
     def _ran_beside(self, recorded: JournalEntry, kind: EntryKind, name: str, arguments: Any) -> bool:
         """True if such a call was cut off that overlapped a recorded one."""
-        wanted = compared(kind, arguments)
+        wanted = comparison_key(kind, arguments)
         return any(
-            (entry.kind, entry.name, compared(kind, entry.arguments)) == (kind, name, wanted)
-            and entry.began_at_ns < _ended(recorded)
+            (entry.kind, entry.name, comparison_key(kind, entry.arguments)) == (kind, name, wanted)
+            and entry.began_at_ns < _end_ns(recorded)
             and (entry.ended_at_ns is None or recorded.began_at_ns < entry.ended_at_ns)
             for entry in self._cut_off
         )
@@ -168,7 +170,7 @@ class Replay:
     def match_on_wire(
         self, kind: EntryKind, name: str, arguments: Any, lane: int | None, *, called: bool = False
     ) -> JournalEntry | None:
-        """Take the entry that this is, in its lane. `lane` None: a conversation that begins, `called` by another one
+        """Take the recorded entry of this call in its lane. `lane` None: a conversation that begins, `called` by another one
         or not. None when all have been met. Raises Mismatch, and Elsewhere where only other lanes are left."""
         if not self._left:
             return None
@@ -209,10 +211,10 @@ class Replay:
         )
 
     def _find(self, kind: EntryKind, name: str, arguments: Any, lane: int | None) -> int | None:
-        wanted = compared(kind, arguments)
+        wanted = comparison_key(kind, arguments)
         for index in self._candidates(lane):
             entry = self._left[index]
-            if entry.kind is kind and entry.name == name and compared(kind, entry.arguments) == wanted:
+            if entry.kind is kind and entry.name == name and comparison_key(kind, entry.arguments) == wanted:
                 return index
         return None
 
@@ -234,7 +236,7 @@ class Replay:
             return None
         task = self._left[index]
         outer = [entry for entry in self._left[:index] if not _within(entry, task)]
-        if any(_ended(entry) < task.began_at_ns for entry in outer):
+        if any(_end_ns(entry) < task.began_at_ns for entry in outer):
             return None  # the program is not there yet
         self.matched += index + 1 - len(outer)
         self._left[: index + 1] = outer
@@ -282,7 +284,7 @@ def _with_denials(entries: list[JournalEntry]) -> Iterable[JournalEntry]:
         yield replace(entry, details={**entry.details, REPLY_DENIED: why[entry.id]}) if denied else entry
 
 
-def _passed_over(entry: JournalEntry) -> bool:
+def _is_passed_over(entry: JournalEntry) -> bool:
     """True if the entry is matched by other means, or not at all: an agent behind the gateway never learns of a denied
     call."""
     return KEPT in entry.details or (DENIED in entry.details and "gateway" in entry.details)
@@ -344,15 +346,15 @@ def _runs(entries: Iterable[JournalEntry]) -> dict[CallID, int]:
     runs: dict[CallID, int] = {}
     number, horizon = 0, None
     for entry in entries:
-        began = _ended(entry) if entry.kind is EntryKind.TASK else entry.began_at_ns
+        began = _end_ns(entry) if entry.kind is EntryKind.TASK else entry.began_at_ns
         if horizon is not None and began > horizon:
             number += 1
-        horizon = _ended(entry) if horizon is None else max(horizon, _ended(entry))
+        horizon = _end_ns(entry) if horizon is None else max(horizon, _end_ns(entry))
         runs[entry.id] = number
     return runs
 
 
-def _ended(entry: JournalEntry) -> int:
+def _end_ns(entry: JournalEntry) -> int:
     return entry.began_at_ns if entry.ended_at_ns is None else entry.ended_at_ns
 
 
@@ -360,11 +362,12 @@ def _within(entry: JournalEntry, task: JournalEntry) -> bool:
     named = entry.details.get("task")
     if named is not None:
         return bool(named == task.name)
-    return task.began_at_ns <= entry.began_at_ns and _ended(entry) <= _ended(task)
+    return task.began_at_ns <= entry.began_at_ns and _end_ns(entry) <= _end_ns(task)
 
 
-def compared(kind: EntryKind, arguments: Any) -> str:
-    """The part that has to be the same. The prompt in a request's outline is for people: its digest is what counts."""
+def comparison_key(kind: EntryKind, arguments: Any) -> str:
+    """The text that is equal for calls with equal arguments. A request's outline counts by its digest; the prompt in it is
+    for people."""
     if kind is EntryKind.MODEL and isinstance(arguments, dict) and "digest" in arguments:
         arguments = {name: value for name, value in arguments.items() if name not in ("prompt", "messages", QUESTION)}
     return canonical(arguments)
@@ -375,7 +378,7 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def shown(value: Any, limit: int = 300) -> str:
+def clip(value: Any, limit: int = 300) -> str:
     """A JSON value for a message, cut to `limit` characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= limit else text[:limit] + "..."

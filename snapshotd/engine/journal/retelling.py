@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from snapshotd.catalog.base import Catalog
-from snapshotd.engine.held import LOOKED_AT, HeldMessages, told_in, unanswered
+from snapshotd.engine.held import LOOKED_AT, HeldMessages, messages_in, unanswered
 from snapshotd.engine.journal.replay import EDITED, canonical
 from snapshotd.engine.markers import EDIT, is_marker
 from snapshotd.types import CallID, JournalEntry, Message, Snapshot
@@ -66,16 +66,16 @@ class Retelling:
             self._pass_edit()
         return self._position
 
-    def known(self, start: int) -> Iterator[Message]:
+    def known_messages(self, start: int) -> Iterator[Message]:
         """The messages that the program knows of, from number `start`."""
         count = max(0, self.position - start)
         return islice(self._catalog.conversation(self._told.id, start), count) if count else iter(())
 
     def meet(self, message: Message) -> None:
-        """Take the recorded message that this is. OtherWords."""
+        """Take this message for the recorded one that comes next. OtherWords: it is another."""
         position = self.position
         before, after, held = self.held.around(message)
-        recorded = self._recorded(position, len(before) + 1 + len(after))
+        recorded = self._read(position, len(before) + 1 + len(after))
         if tuple(recorded[: len(before)]) != before:
             raise OtherWords(recorded[0] if recorded else None)
         known = next(iter(recorded[len(before) :]), None)
@@ -85,17 +85,17 @@ class Retelling:
         self.held = held if joined else HeldMessages(after)
         self._position = position + len(before) + 1 + (len(after) if joined else 0)
 
-    def around(self, message: Message) -> tuple[Sequence[Message], Sequence[Message]]:
+    def take_around(self, message: Message) -> tuple[Sequence[Message], Sequence[Message]]:
         """Take the messages of a person that come before and behind this new one of the program."""
         before, after, self.held = self.held.around(message)
         return before, after
 
     def skip(self, count: int) -> None:
-        """The program knows `count` more messages without sending them again."""
+        """Count `count` more messages as known: the program does not send them again."""
         self._move(self.position + count)
 
     def reach(self, call: CallID, messages: int) -> None:
-        """The program knows of everything up to this call, whose snapshot has so many messages."""
+        """Count all messages up to this call, whose snapshot has `messages` of them, as known to the program."""
         while self._edits and call not in self._edits[0].entries:
             self._pass_edit()
         self._move(max(self._position, messages))
@@ -104,17 +104,17 @@ class Retelling:
         edit = self._edits.pop(0)
         self._position = edit.edited.messages
         if edit.held:
-            end = self._recorded(max(0, self._position - LOOKED_AT), LOOKED_AT, edit.edited)
+            end = self._read(max(0, self._position - LOOKED_AT), LOOKED_AT, edit.edited)
             self.held = HeldMessages(self.held.messages + edit.held, unanswered(end))
 
     def _move(self, position: int) -> None:
-        """The program knows of the conversation up to there."""
+        """Count the messages before number `position` as known."""
         if self.held.messages:
-            self.held = self.held.behind(self._recorded(self._position, position - self._position))
+            self.held = self.held.behind(self._read(self._position, position - self._position))
         self._position = position
 
-    def _recorded(self, start: int, count: int, upto: Snapshot | None = None) -> list[Message]:
-        """So many messages of the conversation that the program tells, or of that `upto` a snapshot."""
+    def _read(self, start: int, count: int, upto: Snapshot | None = None) -> list[Message]:
+        """`count` messages from number `start`: of the conversation that the program tells, or of the one up to a snapshot."""
         told = upto or self._told
         count = min(count, told.messages - start)
         return list(islice(self._catalog.conversation(told.id, start), count)) if count > 0 else []
@@ -133,7 +133,7 @@ def edits(catalog: Catalog, began: Snapshot, head: Snapshot) -> list[Edit]:
         first = next(iter(catalog.snapshots(trajectory.id)), None)
         if first is not None and first.parent is not None and is_marker(catalog, first, (EDIT,)):
             entries = frozenset(entry.id for entry in catalog.journal(first.id, since=began.id))
-            found.insert(0, Edit(catalog.get_snapshot(first.parent), first, entries, told_in(first.call.arguments)))
+            found.insert(0, Edit(catalog.get_snapshot(first.parent), first, entries, messages_in(first.call.arguments)))
         trajectory = catalog.get_trajectory(catalog.get_snapshot(trajectory.forked_from).trajectory)
     return found
 

@@ -24,7 +24,7 @@ from snapshotd.engine.held import HeldMessages
 from snapshotd.engine.journal import tasks
 from snapshotd.engine.journal.answers import as_recorded, reveal_entry
 from snapshotd.engine.journal.recorder import Recorder
-from snapshotd.engine.journal.replay import DENIED, SAID, Elsewhere, Kept, Mismatch, Recorded, Replay, Resumption, shown
+from snapshotd.engine.journal.replay import DENIED, SAID, Elsewhere, Kept, Mismatch, Recorded, Replay, Resumption, clip
 from snapshotd.engine.journal.retelling import OtherWords, Retelling, changes_by_people, edits, files_left_by, held_at
 from snapshotd.engine.protocol.agent_handler import Answer, Intent
 from snapshotd.engine.sandbox.places import Places
@@ -97,24 +97,25 @@ class NoReplay:
         """Wait before a replayed reply that asks for these calls. Where nothing that follows from them is recorded, they run for real, so
         everything else has to be met before the program gets the reply. Diverged."""
 
-    def when_met(self, call: Callable[[], object]) -> None:
+    def call_when_met(self, call: Callable[[], object]) -> None:
         """Have `call` called when nothing recorded is left to be met and the last files are there, before the program gets
         the last recorded answer; the first one given is called first."""
 
-    def when_live(self, call: Callable[[], None]) -> None:
+    def call_when_live(self, call: Callable[[], None]) -> None:
         """Call now, and when the program has gone live."""
         call()
 
-    def live_if_exhausted(self) -> bool:
+    def go_live_if_exhausted(self) -> bool:
         """Go live now, before the next call begins, if everything recorded has been met. Returns True if calls are live
         from here on."""
         return True
 
     def begin(self) -> None:
-        """Give the sandbox the files on which the program begins. To be called before that."""
+        """Give the sandbox the files on which the program begins. Called before it begins."""
 
     def finish(self) -> Diverged | None:
-        """The program has ended. Returns Diverged if it did not meet all recorded entries; then nothing of its end is recorded."""
+        """End the replay: the program has ended. Returns Diverged if it did not meet all recorded entries; then nothing of its
+        end is recorded."""
         return None
 
     def take_fact(self, kind: str) -> tuple[Any] | None:
@@ -127,27 +128,27 @@ class NoReplay:
         return False
 
     def skip(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Take these messages as known to the program. Returns the ones that the conversation does not hold yet. WaitingCaller
-        holds the sandbox's lock."""
+        """Take these messages as known to the program. Returns the ones that the conversation does not hold yet. The
+        caller holds the sandbox's lock."""
         return messages
 
-    def known(self) -> int:
+    def known_count(self) -> int:
         """Number of recorded messages that the program knows."""
         return self.sandbox.writer.messages
 
-    def told(self, start: int) -> Iterator[Message]:
+    def known_messages(self, start: int) -> Iterator[Message]:
         """The recorded messages that the program knows, from number `start`."""
         return self._catalog.conversation(self.sandbox.head, start)
 
-    def to_be_told(self, limit: int) -> list[Message]:
-        """The first messages that a program which is replayed has to send, as it knows them."""
+    def messages_to_send(self, limit: int) -> list[Message]:
+        """The first messages that a replayed program has to send, as the program knows them."""
         return []
 
     def place(self) -> SnapshotID:
         """The head, or the last replayed snapshot."""
         return self.sandbox.head
 
-    def around(self, message: Message) -> tuple[Sequence[Message], Sequence[Message]]:
+    def take_around(self, message: Message) -> tuple[Sequence[Message], Sequence[Message]]:
         """The messages of a person that come before and behind this new one of the program (held.py). Each is told once."""
         if self._held is None:
             began = self._catalog.get_trajectory(self.sandbox.trajectory.id).began
@@ -159,7 +160,7 @@ class NoReplay:
 
 
 class _Way:
-    """The part of the recorded way that the program has come. `newest`: the snapshot with whose files it goes on live."""
+    """The part of the recorded path that the program has replayed. `newest`: the snapshot with whose files it goes on live."""
 
     def __init__(self, resumption: Resumption, retelling: Retelling, newest: Snapshot) -> None:
         self.retelling, self.newest = retelling, newest
@@ -175,23 +176,23 @@ class _Way:
         self.when_met: list[Callable[[], object]] = []
 
     def end(self) -> None:
-        """The program does from now on what is not recorded: it needs the network and its services."""
+        """Give the program its network and services: from now on it does what is not recorded."""
         while self.when_met:
             self.when_met[0]()
             self.when_met.pop(0)
 
     def stands_s(self, matched: int) -> float:
-        """Seconds since a call first asked this with the same number of `matched` entries: so long nothing was met."""
+        """Seconds for which no entry was met: since the first request with this number of `matched` entries."""
         if self._stands_at != matched:
             self._stands_at, self._stands_since_s = matched, time.monotonic()
         return time.monotonic() - self._stands_since_s
 
     def leads_to(self, entry: JournalEntry) -> bool:
-        """True if the entry is not before the one that was reached."""
+        """True if the entry comes after the one that was reached last, or is that one."""
         return self._places.get(entry.id, self._place) >= self._place
 
     def reach(self, entry: JournalEntry, snapshot: Snapshot) -> None:
-        """The call of this entry, with its snapshot, is replayed."""
+        """Note that the call of this entry, with its snapshot, is replayed."""
         self.reached, self.models, self._place = snapshot, [], self._places.get(entry.id, self._place)
 
 
@@ -249,23 +250,23 @@ class Retracing(NoReplay):
             name, arguments = self._funnel.conceal_text(name), self._funnel.conceal(arguments)
             kept = self._kept.take(kind, name, arguments, self._funnel.conceal(task))
             if kept is not None:
-                return self._met_kept(kept)
+                return self._meet_kept(kept)
             if not self.replaying:
                 return None
             try:
                 entry = self._replay.match(kind, name, arguments)
             except Mismatch as mismatch:
-                self._other_than(mismatch.recorded, f"{kind} {name} with {shown(arguments)}")
+                self._leave_path(mismatch.recorded, f"{kind} {name} with {clip(arguments)}")
                 return None
             except Elsewhere:
                 if waits and self._way.stands_s(self._replay.matched) < _OTHERS_S:
                     raise
-                self._other_than(self._replay.next, f"{kind} {name} with {shown(arguments)}")
+                self._leave_path(self._replay.next, f"{kind} {name} with {clip(arguments)}")
                 return None
             if entry is None:
                 self._go_live()
                 return None
-            return self._met(entry)
+            return self._meet_entry(entry)
 
     def meet_on_wire(
         self,
@@ -280,18 +281,18 @@ class Retracing(NoReplay):
         with self.lock:
             self._recorder.check()
             name, arguments = self._funnel.conceal_text(name), self._funnel.conceal(arguments)
-            actual = f"{kind} {name} with {shown(arguments)}"
+            actual = f"{kind} {name} with {clip(arguments)}"
             while self.replaying:
                 try:
                     entry = self._replay.match_on_wire(kind, name, arguments, lane, called=called)
                 except Mismatch as mismatch:
-                    self._other_than(mismatch.recorded, actual + self._funnel.conceal_text(difference()))
+                    self._leave_path(mismatch.recorded, actual + self._funnel.conceal_text(difference()))
                     return None
                 except Elsewhere:
                     self._wait_for_others(actual)
                     continue
                 if entry is not None:
-                    return self._met(entry)
+                    return self._meet_entry(entry)
                 self._go_live()
             return None
 
@@ -318,7 +319,7 @@ class Retracing(NoReplay):
         )
         self._recorder.check()
         if not came and self.replaying:
-            self._other_than(self._replay.next, actual)
+            self._leave_path(self._replay.next, actual)
 
     def _skip_task(self, name: str) -> Recorded | None:
         """The end of a task that has completed, with all that happened in it taken as met; None: it has to run."""
@@ -327,8 +328,8 @@ class Retracing(NoReplay):
             task = self._replay.skip_task(name) if self.replaying else None
             if task is None:
                 kept = self._kept.skip_task(name)
-                return None if kept is None else self._met_kept(kept)
-            recorded = self._met(task)
+                return None if kept is None else self._meet_kept(kept)
+            recorded = self._meet_entry(task)
             if recorded.snapshot is not None:
                 self._way.retelling.reach(task.id, recorded.snapshot.messages)
             return recorded
@@ -340,7 +341,7 @@ class Retracing(NoReplay):
                 if self._replay.exhausted:
                     self._way.end()
 
-    def _met(self, entry: JournalEntry) -> Recorded:
+    def _meet_entry(self, entry: JournalEntry) -> Recorded:
         reached = files_left_by(self._catalog, entry)
         own = reached if reached is not None and reached.call.id == entry.id else None
         if reached is not None:
@@ -362,7 +363,7 @@ class Retracing(NoReplay):
         self._tell({"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot})
         return Recorded(reveal_entry(self._funnel, entry), own)
 
-    def _met_kept(self, entry: JournalEntry) -> Recorded:
+    def _meet_kept(self, entry: JournalEntry) -> Recorded:
         """The answer for a task that stayed completed when another task was retried: its files and values are in the
         sandbox already."""
         if entry.kind is EntryKind.TASK and entry.snapshot is not None:
@@ -381,13 +382,13 @@ class Retracing(NoReplay):
             mind = self.sandbox.mind
             for old, new in changes:
                 mind.put(tasks.carry(mind.state, old, new), changed=mind.changed)
-        self._live()
+        self._end_replay()
 
     def _go_to_newest(self) -> None:
         self._places.go_to(self.sandbox, self._way.newest)
         self._way.has_newest = True
 
-    def _live(self) -> None:
+    def _end_replay(self) -> None:
         self._way.end()
         with self.sandbox.lock:
             state = self.sandbox.mind.state
@@ -397,11 +398,9 @@ class Retracing(NoReplay):
         self._moved.notify_all()
         self._after_live()
 
-    def _other_than(self, recorded: JournalEntry | None, actual: str) -> None:
+    def _leave_path(self, recorded: JournalEntry | None, actual: str) -> None:
         """Leave the recorded way: a fork goes live from the last snapshot that matched; a resume raises Diverged."""
-        expected = (
-            "its end" if recorded is None else f"{recorded.kind} {recorded.name} with {shown(recorded.arguments)}"
-        )
+        expected = "its end" if recorded is None else f"{recorded.kind} {recorded.name} with {clip(recorded.arguments)}"
         if self._resumption.branching:
             self._branch(expected, actual)
             return
@@ -417,14 +416,14 @@ class Retracing(NoReplay):
 
     def _branch(self, expected: str, actual: str) -> None:
         if self._way.reached.id != self.sandbox.head:
-            kept = Retelling.count_same(self._catalog.conversation(self._way.reached.id), self.told(0))
-            met = self.told(kept)
+            kept = Retelling.count_same(self._catalog.conversation(self._way.reached.id), self.known_messages(0))
+            met = self.known_messages(kept)
             models = [replace(entry, id=CallID(new_id()), snapshot=None) for entry in self._way.models]
             with self.sandbox.lock:
                 self.sandbox.mind.messages[:0] = met
                 call = marker("diverged", {"recorded": expected[:2000], "actual": actual[:2000]})
-                self._recorder.branch(call, self._way.reached, kept, models)
-        self._live()
+                self._recorder.step(call, follows=self._way.reached, keep_messages=kept, entries=models)
+        self._end_replay()
 
     def finish(self) -> Diverged | None:
         with self.lock:
@@ -433,10 +432,10 @@ class Retracing(NoReplay):
                     if self._replay.exhausted:
                         self._go_live()
                     else:
-                        self._other_than(self._replay.next, "its end")
+                        self._leave_path(self._replay.next, "its end")
             return self._recorder.diverged
 
-    def live_if_exhausted(self) -> bool:
+    def go_live_if_exhausted(self) -> bool:
         with self.lock:
             if self.replaying and self._replay.exhausted:
                 self._go_live()
@@ -451,16 +450,16 @@ class Retracing(NoReplay):
         except OtherWords as other:
             if other.recorded is None and self._replay.loose:
                 return False
-            actual = f"the {message.role} message {shown(message.content)}"
+            actual = f"the {message.role} message {clip(message.content)}"
             if other.recorded is not None:
-                actual += f" where the {other.recorded.role} message {shown(other.recorded.content)} is recorded"
-            self._other_than(self._replay.next, actual)
+                actual += f" where the {other.recorded.role} message {clip(other.recorded.content)} is recorded"
+            self._leave_path(self._replay.next, actual)
             return False
 
-    def when_met(self, call: Callable[[], object]) -> None:
+    def call_when_met(self, call: Callable[[], object]) -> None:
         self._way.when_met.append(call)
 
-    def when_live(self, call: Callable[[], None]) -> None:
+    def call_when_live(self, call: Callable[[], None]) -> None:
         self._after_live = call
         call()
 
@@ -472,13 +471,13 @@ class Retracing(NoReplay):
         self._way.retelling.skip(len(messages))
         return messages[known:]
 
-    def known(self) -> int:
-        return self._way.retelling.position if self.replaying else super().known()
+    def known_count(self) -> int:
+        return self._way.retelling.position if self.replaying else super().known_count()
 
-    def told(self, start: int) -> Iterator[Message]:
-        return self._way.retelling.known(start) if self.replaying else super().told(start)
+    def known_messages(self, start: int) -> Iterator[Message]:
+        return self._way.retelling.known_messages(start) if self.replaying else super().known_messages(start)
 
-    def to_be_told(self, limit: int) -> list[Message]:
+    def messages_to_send(self, limit: int) -> list[Message]:
         began, head = self._resumption.began, self._resumption.head
         return [
             Message(message.role, self._funnel.reveal(message.content))
@@ -488,8 +487,8 @@ class Retracing(NoReplay):
     def place(self) -> SnapshotID:
         return self._way.reached.id if self.replaying else super().place()
 
-    def around(self, message: Message) -> tuple[Sequence[Message], Sequence[Message]]:
-        return self._way.retelling.around(message)
+    def take_around(self, message: Message) -> tuple[Sequence[Message], Sequence[Message]]:
+        return self._way.retelling.take_around(message)
 
     def _tell(self, event: dict[str, Any]) -> None:
         log = self._context.events.live(self.sandbox.trajectory.id)

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
-from snapshotd.engine.journal.replay import DENIED, EDITED, KEPT, LANE, PROMOTED, SAID, canonical, compared
+from snapshotd.engine.journal.replay import DENIED, EDITED, KEPT, LANE, PROMOTED, SAID, canonical, comparison_key
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import DataLoss, NotFound
@@ -86,12 +86,12 @@ class Reuse:
         self._at = SnapshotID("")
         """The snapshot of the newest call that was answered, or the first one."""
 
-    def steps(self, intent: Intent) -> list[EarlierCall]:
+    def find_steps(self, intent: Intent) -> list[EarlierCall]:
         """The recorded calls that this one can be answered from, best first; `intent` has gone through the funnel. The
         caller then calls `go_along` or `end`."""
         if not self.active or not self._is_reusable(intent):
             return []
-        if self._paths is None and not self._look():
+        if self._paths is None and not self._find_paths():
             return []
         assert self._paths is not None
         if (
@@ -103,7 +103,7 @@ class Reuse:
         self._next = [
             (path, step)
             for path in self._paths
-            if (step := _following(path)) is not None and _same(step.entry, intent.name, intent.arguments, intent.code)
+            if (step := _take_next(path)) is not None and _same(step.entry, intent.name, intent.arguments, intent.code)
         ]
         return [step for _, step in self._next if step.snapshot.state not in (SnapshotState.LOST, SnapshotState.PRUNED)]
 
@@ -113,7 +113,7 @@ class Reuse:
         self._at = taken.id
 
     def end(self) -> None:
-        """Everything runs from here on."""
+        """Answer no further call: everything runs from here on."""
         self.active, self._paths, self._next = False, None, []
 
     def find_reply(self, name: str, arguments: Any, lane: int | None) -> JournalEntry | None:
@@ -126,7 +126,7 @@ class Reuse:
         found = [
             (path, entry)
             for path in self._lanes[lane]
-            if (entry := _following(path)) is not None and _same_request(entry, name, arguments)
+            if (entry := _take_next(path)) is not None and _same_request(entry, name, arguments)
         ]
         chosen = found[0][1] if found else None
         self._lanes[lane] = [path for path, entry in found if chosen is not None and entry.result == chosen.result]
@@ -138,7 +138,7 @@ class Reuse:
         if any(REUSED not in entry.details for entry in own):
             return []
         paths = [_replies(self._catalog, one, lane) for one in alike(self._context, trajectory)]
-        return [path for path in paths if all(_same_reply(_following(path), mine) for mine in own)]
+        return [path for path in paths if all(_same_reply(_take_next(path), mine) for mine in own)]
 
     def _is_reusable(self, intent: Intent) -> bool:
         if intent.side_effect is not SideEffect.LOCAL or not intent.reuse:
@@ -147,7 +147,7 @@ class Reuse:
         outside = agent is not None and agent.program == 2 and agent.argv[1].startswith(_OUTSIDE)
         return intent.code is not None or not outside
 
-    def _look(self) -> bool:
+    def _find_paths(self) -> bool:
         """Find the earlier runs that did what this one did so far. False: this one has left the recorded ways."""
         trajectory = self._catalog.get_trajectory(self._sandbox.trajectory.id)
         assert trajectory.began is not None
@@ -157,20 +157,20 @@ class Reuse:
         ):
             return False
         paths = (_path(self._catalog, one) for one in alike(self._context, trajectory))
-        self._paths = [path for path in paths if _went_along(path, own)]
+        self._paths = [path for path in paths if _follow(path, own)]
         self._at = own[-1].snapshot.id if own else trajectory.began
         return True
 
 
-def wanted(catalog: Catalog, trajectory: Trajectory) -> bool:
+def is_wanted(catalog: Catalog, trajectory: Trajectory) -> bool:
     """True if this run was started with reuse. Its forks were not."""
     return bool(_start_of(catalog, trajectory).get(REUSE))
 
 
-def counted(catalog: Catalog, trajectory: Trajectory) -> dict[str, Any]:
+def reuse_count(catalog: Catalog, trajectory: Trajectory) -> dict[str, Any]:
     """The number of answered calls, and of all, as a field of an event or of a call's arguments; {} for a run without
     reuse. Cost: its journal."""
-    if not wanted(catalog, trajectory):
+    if not is_wanted(catalog, trajectory):
         return {}
     present = catalog.get_trajectory(trajectory.id)
     found = [REUSED in entry.details for entry in _tools(catalog, present)]
@@ -257,7 +257,7 @@ def _is_source(entry: JournalEntry) -> bool:
 
 
 def _quiet(catalog: Catalog, older: SnapshotID, newer: SnapshotID) -> bool:
-    """True if nothing but the program itself took snapshots between the two."""
+    """True if the program alone took snapshots between the two."""
     while newer != older:
         snapshot = catalog.get_snapshot(newer)
         if snapshot.parent is None or snapshot.follows is not None or snapshot.call.name not in _OWN_MARKERS:
@@ -266,18 +266,18 @@ def _quiet(catalog: Catalog, older: SnapshotID, newer: SnapshotID) -> bool:
     return True
 
 
-def _following(path: Iterator[T]) -> T | None:
-    """The next step; None at the end, and if the run is gone."""
+def _take_next(path: Iterator[T]) -> T | None:
+    """Take the next step; None at the end, or if the run is gone."""
     try:
         return next(path, None)
     except (NotFound, DataLoss):
         return None
 
 
-def _went_along(path: Iterator[EarlierCall], own: list[EarlierCall]) -> bool:
-    """True if a run made these calls first, with these outcomes. It stands behind them then."""
+def _follow(path: Iterator[EarlierCall], own: list[EarlierCall]) -> bool:
+    """Follow a run past these calls. True if it made them first, with these outcomes."""
     for step in own:
-        other, mine = _following(path), step.entry
+        other, mine = _take_next(path), step.entry
         same = other is not None and _same(other.entry, mine.name, mine.arguments, mine.details.get(CODE))
         if other is None or not same or _outcome(other) != _outcome(step):
             return False
@@ -289,7 +289,7 @@ def _same(entry: JournalEntry, name: str, arguments: Any, code: str | None) -> b
 
 
 def _same_request(entry: JournalEntry, name: str, arguments: Any) -> bool:
-    return entry.name == name and compared(entry.kind, entry.arguments) == compared(entry.kind, arguments)
+    return entry.name == name and comparison_key(entry.kind, entry.arguments) == comparison_key(entry.kind, arguments)
 
 
 def _same_reply(entry: JournalEntry | None, mine: JournalEntry) -> bool:

@@ -64,7 +64,7 @@ class ReusedCalls(NoReuse):
                 return None
             conceal = self._funnel.conceal
             asked = replace(intent, name=conceal(intent.name), arguments=conceal(intent.arguments))
-            for step in self._reuse.steps(asked):
+            for step in self._reuse.find_steps(asked):
                 answer = self._read(step)
                 taken = None if answer is None else self._take_over(asked, step)
                 if answer is not None and taken is not None:

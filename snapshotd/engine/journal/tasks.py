@@ -19,13 +19,8 @@ from snapshotd.engine.base import Task
 from snapshotd.errors import Conflict, LimitExceeded, NotFound, UsageError
 from snapshotd.types import SnapshotID
 
-PENDING, IN_PROGRESS, COMPLETED, FAILED, SKIPPED = STATUSES = (
-    "pending",
-    "in-progress",
-    "completed",
-    "failed",
-    "skipped",
-)
+STATUSES = ("pending", "in-progress", "completed", "failed", "skipped")
+PENDING, IN_PROGRESS, COMPLETED, FAILED, SKIPPED = STATUSES
 MAX_TASKS = 1000
 MAX_DEPENDS = 100
 MAX_NAME_CHARS = 200
@@ -72,7 +67,7 @@ def change(
     return {**state, "tasks": changed}
 
 
-def listed(state: dict[str, Any]) -> list[Task]:
+def tasks_of(state: dict[str, Any]) -> list[Task]:
     """The tasks of a state, in the order in which they were declared."""
     return [
         Task(t["name"], t["status"], tuple(t["depends"]), t["note"], _id(t["began"]), _id(t["ended"]))
@@ -82,7 +77,7 @@ def listed(state: dict[str, Any]) -> list[Task]:
 
 def find(state: dict[str, Any], name: str) -> Task:
     """NotFound, naming the tasks that there are."""
-    known = listed(state)
+    known = tasks_of(state)
     found = next((task for task in known if task.name == name), None)
     if found is None:
         names = ", ".join(repr(task.name) for task in known[:10]) or "none"
@@ -116,8 +111,8 @@ def carry(state: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) 
     for key in old.keys() - new.keys():
         values.pop(key, None)
     values.update({key: value for key, value in new.items() if key not in old or old[key] != value})
-    known = listed(before)
-    changed = keep(state, [task for task in listed(after) if task not in known])
+    known = tasks_of(before)
+    changed = keep(state, [task for task in tasks_of(after) if task not in known])
     return {**changed, "values": values} if values or "values" in state else changed
 
 

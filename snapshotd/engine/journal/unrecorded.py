@@ -47,10 +47,10 @@ class UnrecordedCalls(AgentHandler):
     def claim(self, pid: int, call_ids: tuple[str, ...]) -> set[str]:
         return set(call_ids)
 
-    def ended(self, call_id: str) -> str | None:
+    def find_end(self, call_id: str) -> str | None:
         return None
 
-    def lost(self, pid: int, call_ids: tuple[str, ...]) -> None:
+    def lose(self, pid: int, call_ids: tuple[str, ...]) -> None:
         pass
 
     def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event, *, again: bool = False) -> Answer:

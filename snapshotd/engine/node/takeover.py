@@ -24,7 +24,7 @@ from typing import Literal
 
 from snapshotd.catalog.base import OtherCatalogs
 from snapshotd.engine.context import Context
-from snapshotd.engine.history.effects import compensated_by
+from snapshotd.engine.history.effects import compensated_call
 from snapshotd.engine.journal.replay import PROMOTED, origin_of
 from snapshotd.engine.node.base import Takeover
 from snapshotd.engine.node.copying import needed_by, rows_of
@@ -246,7 +246,7 @@ class NodeTakeover(Takeover, OtherCatalogs):
             if one.call in here:
                 continue
             entry = _entry_of(one, taken.claim.fence, trajectory.head)
-            made_up_for = compensated_by(one.call, entry.name, entry.arguments)
+            made_up_for = compensated_call(one.call, entry.name, entry.arguments)
             if made_up_for is not None:
                 self._note_compensation(trajectory.id, one.call, made_up_for)
                 continue

@@ -59,7 +59,7 @@ class Server(Protocol):
     admit: Callable[[int], bool]
     lost: Callable[[int, tuple[str, ...]], None] | None
 
-    def parking(self, pid: int, parked: bool, reason: str | None = None) -> AbstractContextManager[None]: ...
+    def park(self, pid: int, parked: bool, reason: str | None = None) -> AbstractContextManager[None]: ...
 
 
 class AgentConnection:
@@ -135,9 +135,9 @@ class AgentConnection:
         self.wire.skip_body()
         self.wire.send({"id": request.id, **answer}, body)
 
-    def _parked(self, request: AgentRequest) -> AbstractContextManager[None]:
+    def _park(self, request: AgentRequest) -> AbstractContextManager[None]:
         reason = request.optional_text("unparked_because")
-        return self._server.parking(self.pid, request.boolean("parked"), reason)
+        return self._server.park(self.pid, request.boolean("parked"), reason)
 
     def _value(self, request: AgentRequest, key: str) -> tuple[Any] | None:
         """The value of a field, or of the body; None where there is neither."""
@@ -169,7 +169,7 @@ class AgentConnection:
             raise Conflict(f"The call {intent.call_id} has begun already; make a new id for each call.")
         if len(self.open_calls) >= OPEN_CALL_LIMIT:
             raise LimitExceeded(f"This process has {OPEN_CALL_LIMIT} calls open; end some before beginning more.")
-        with self._parked(request):
+        with self._park(request):
             answer = self._handler.call_begin(self.pid, intent, self._server.closing, again=again)
         if "replayed" not in answer and "later" not in answer:
             self.open_calls.add(intent.call_id)
@@ -180,9 +180,9 @@ class AgentConnection:
         status = CallStatus(request.one_of("status", ["done", "failed"]))
         error = request.optional_text("error")
         exit_code = None if request.fields.get("exit_code") is None else request.integer("exit_code", 0, 255)
-        usage, parking = request.usage(), self._parked(request)
+        usage, parking = request.usage(), self._park(request)
         if call_id not in self.open_calls:
-            ended = self._handler.ended(call_id) if request.is_again() else None
+            ended = self._handler.find_end(call_id) if request.is_again() else None
             if ended is None:
                 raise NotFound(f"This connection has no open call {call_id}; begin it first and end it once.")
             return {"snapshot": ended}
@@ -211,12 +211,12 @@ class AgentConnection:
 
     def _checkpoint(self, request: AgentRequest) -> Answer:
         name, call_id = request.label("name", 200), request.call_id()
-        with self._parked(request):
+        with self._park(request):
             return self._handler.checkpoint(self.pid, call_id, name, request.within(), again=request.is_again())
 
     def _approve(self, request: AgentRequest) -> Answer:
         question = request.question()
-        with self._parked(request):
+        with self._park(request):
             return self._handler.approve(self.pid, question, self._server.closing, again=request.is_again())
 
     # -- conversation and state ----------------------------------------------------------------------------------------
@@ -272,16 +272,16 @@ class AgentConnection:
         value = self._value(request, "value")
         if value is None:
             raise Malformed("A store_put has neither value nor a body; send one of them.")
-        fields = {"value": value[0], "ttl_s": request.seconds("ttl_s"), **self._expected(request)}
+        fields = {"value": value[0], "ttl_s": request.seconds("ttl_s"), **self._versioned_place(request)}
         return self._handler.store("put", fields, request.within(), request.rid())
 
     def _store_delete(self, request: AgentRequest) -> Answer:
-        return self._handler.store("delete", self._expected(request), request.within(), request.rid())
+        return self._handler.store("delete", self._versioned_place(request), request.within(), request.rid())
 
     def _store_search(self, request: AgentRequest) -> Answer:
         return self._handler.store("search", request.search(), request.within(), request.rid())
 
-    def _expected(self, request: AgentRequest) -> dict[str, Any]:
+    def _versioned_place(self, request: AgentRequest) -> dict[str, Any]:
         return {"expected_version": request.version("expected_version"), **request.place()}
 
 

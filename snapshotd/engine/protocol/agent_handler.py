@@ -100,34 +100,34 @@ class AgentHandler(Protocol):
         """Facts for the agent: `trajectory`, `snapshot` and `replaying`."""
 
     def claim(self, pid: int, call_ids: tuple[str, ...]) -> set[str]:
-        """A process reconnects that had begun these calls on another connection. Returns the calls that are open and
+        """Take the calls that a process had begun on another connection: it has reconnected. Returns those that are open and
         wait for it."""
 
-    def ended(self, call_id: str) -> str | None:
-        """The answer that `call_end` gave or would have given, for a process that sends it again. None: the call has
-        not ended."""
+    def find_end(self, call_id: str) -> str | None:
+        """Find the answer to a `call_end` that is sent again: the id that it gave, or would have given. None: the call has not
+        ended."""
 
-    def lost(self, pid: int, call_ids: tuple[str, ...]) -> None:
-        """A connection ended with these calls open. Their ends will never come."""
+    def lose(self, pid: int, call_ids: tuple[str, ...]) -> None:
+        """Give up these calls: their connection ended, so their ends will never come."""
 
     def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event, *, again: bool = False) -> Answer:
-        """A call is about to run: record the intent. May wait for a person. With `replayed` in the answer the call has
-        ended already; with `later` it has not begun, and other calls of the replay come first. `again`, here and below:
-        the first such request may or may not have arrived."""
+        """Record the intent of a call that is about to run. May wait for a person. With `replayed` in the answer the call has
+        ended already; with `later` it has not begun, because other calls of the replay come first. `again`, here and below:
+        the request is sent again, and the first one may or may not have arrived."""
 
     def body_writer(self, call_id: str) -> BodyWriter:
         """The writer for a large result of a call."""
 
     def call_end(self, pid: int, call_id: str, outcome: Outcome) -> str:
-        """A call that this connection began is over: take the snapshot (unless it was a model call) and return the
-        head's id."""
+        """End a call that this connection began: take the snapshot (unless it was a model call) and return the head's
+        id."""
 
     def output(self, call_id: str, stream: StreamName, data: bytes, rid: str | None = None) -> None:
-        """Output so far of a call that this connection began. `rid`, here and below: the request's own name, the same
-        when it is sent again."""
+        """Take a piece of output of a call that this connection began. `rid`, here and below: the request's own name, the
+        same when it is sent again."""
 
     def fact(self, kind: str, value: Any, rid: str | None = None) -> Any:
-        """The recorded value, or `value`, which is recorded from now on."""
+        """The value that is recorded here; if none is, record `value` and return it."""
 
     def message(self, role: str, content: Any, within: str | None, rid: str | None = None) -> None:
         """Append to the conversation."""
@@ -142,7 +142,7 @@ class AgentHandler(Protocol):
         """Set a key (a one-element tuple), or remove it."""
 
     def task(self, name: str, status: str, depends: tuple[str, ...], note: str | None) -> Answer:
-        """Declare or change a subtask; `status` as it is now."""
+        """Declare or change a subtask. The answer has its `status`."""
 
     def tasks(self) -> list[dict[str, Any]]:
         """All subtasks."""
@@ -154,7 +154,8 @@ class AgentHandler(Protocol):
         """Ask a person and wait: `approved`, `by`, `reason`, `answer`."""
 
     def store(self, op: StoreOperation, fields: dict[str, Any], within: str | None, rid: str | None = None) -> Answer:
-        """The key-value store; `fields`: the request's, checked; they include `value` if there is one."""
+        """Carry out a request to the key-value store. `fields` are the request's, checked; `value` is among them if it has
+        one."""
 
 
 class HandlerSlot:
@@ -180,4 +181,4 @@ class HandlerSlot:
     def lose(self, pid: int, call_ids: tuple[str, ...]) -> None:
         """Tell the handler, if there is one, of a connection that ended with calls open."""
         if self._handler is not None:
-            self._handler.lost(pid, call_ids)
+            self._handler.lose(pid, call_ids)

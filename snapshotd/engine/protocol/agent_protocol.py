@@ -28,6 +28,7 @@ from pathlib import Path
 from snapshotd.engine.protocol.agent_connection import AgentConnection
 from snapshotd.engine.protocol.agent_handler import BODY_LIMIT_BYTES, AgentHandler
 from snapshotd.errors import LimitExceeded, SnapshotdError
+from snapshotd.kernel import files
 from snapshotd.kernel.listening import Listening
 
 CONNECTION_LIMIT = 64
@@ -108,7 +109,7 @@ class AgentServer:
         self.close()
 
     @contextmanager
-    def parking(self, pid: int, parked: bool, reason: str | None = None) -> Iterator[None]:
+    def park(self, pid: int, parked: bool, reason: str | None = None) -> Iterator[None]:
         """Count `pid` as parked inside the block, if it claims to be; else `reason` is its explanation."""
         if not parked:
             _LOG.debug("process %d is not parked: %r", pid, (reason or "no reason given")[:200])
@@ -143,13 +144,10 @@ def _bind(directory: int, name: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(f"/proc/self/fd/{directory}/{name}")
-        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-        try:
+        with files.closing_fd(os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)) as fd:
             if not stat.S_ISSOCK(os.fstat(fd).st_mode):
                 raise OSError(errno.EEXIST, "another process replaced the agent socket while it was made", name)
             os.chmod(f"/proc/self/fd/{fd}", 0o666)
-        finally:
-            os.close(fd)
         listener.listen(CONNECTION_LIMIT)
     except BaseException:
         listener.close()

@@ -63,7 +63,7 @@ class Wire:
         return line
 
     def expect_body(self, size: int) -> None:
-        """The next `size` bytes are the body of the present request."""
+        """Take the next `size` bytes for the body of the present request."""
         self._body_left = size
 
     def body(self) -> Iterator[bytes]:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from snapshotd.engine.base import CommandInfo, Event, Stream
 from snapshotd.engine.context import Context
-from snapshotd.engine.events import EventLog, EventLogs, Wait, completed
+from snapshotd.engine.events import EventLog, EventLogs, Wait, with_whole_output
 from snapshotd.types import CallID, CallStatus, Snapshot, SnapshotID, TrajectoryID, short
 
 ENDED_MAX = 32
@@ -43,8 +43,8 @@ class CommandRecords:
         self._logs = EventLogs(context.state_dir / "commands", context.config.followed_bytes)
 
     @contextlib.contextmanager
-    def opened(self, info: CommandInfo, *, afresh: bool = False) -> Iterator[EventLog]:
-        """The record of a command, to be written inside. `afresh`: a new one, which begins with `started`."""
+    def open(self, info: CommandInfo, *, afresh: bool = False) -> Iterator[EventLog]:
+        """Open the record of a command for the block. `afresh`: a new record, which begins with `started`."""
         self._context.command_logs(info.trajectory).mkdir(mode=0o700, parents=True, exist_ok=True)
         log = self._logs.begin(_name(info))
         try:
@@ -69,7 +69,7 @@ class CommandRecords:
     def end(self, log: EventLog, ended: CommandInfo) -> None:
         """Record the end, and forget the oldest ended commands of the trajectory."""
         try:
-            log.append(_finished(ended))
+            log.append(_finished_event(ended))
         except OSError:
             _log.exception("the end of command %s is not recorded, so it is not listed any more", short(ended.id))
             self.remove(ended)
@@ -92,11 +92,11 @@ class CommandRecords:
 
     def follow(self, info: CommandInfo, *, wait: Wait) -> Iterator[Event]:
         """The events of a command, its whole output among them; with `wait`, until `finished`."""
-        return completed(self._logs.follow(_name(info), wait=wait), self._output)
+        return with_whole_output(self._logs.follow(_name(info), wait=wait), self._output)
 
     def _output(self, snapshot: str, stream: Stream) -> Iterator[bytes]:
         taken = self._context.catalog.get_snapshot(SnapshotID(snapshot))
-        return self._context.recorded(taken, stream) or iter(())
+        return self._context.recorded_output(taken, stream) or iter(())
 
     def find_snapshot(self, info: CommandInfo) -> Snapshot | None:
         """The snapshot that a command ended with; None if there is none."""
@@ -104,7 +104,7 @@ class CommandRecords:
         return next((snapshot for snapshot in newest if snapshot.call.id == info.id), None)
 
     def settle(self, trajectory: TrajectoryID, spared: Collection[CallID] = ()) -> None:
-        """Give commands that no daemon can go on with, but those `spared`, the outcome that is known."""
+        """Record the known outcome of every command that no daemon can go on with, but of those `spared`."""
         for info in self.all_of(trajectory):
             if not info.running or info.id in spared:
                 continue
@@ -115,11 +115,11 @@ class CommandRecords:
                 ended_at_ns=time.time_ns(),
                 error="its sandbox ended with the daemon or the machine, so its end is not known",
             )
-            with self.opened(info) as log:
-                log.append(_finished(ended if taken is None else ended_with(info, taken)))
+            with self.open(info) as log:
+                log.append(_finished_event(ended if taken is None else with_outcome(info, taken)))
 
 
-def ended_with(info: CommandInfo, taken: Snapshot) -> CommandInfo:
+def with_outcome(info: CommandInfo, taken: Snapshot) -> CommandInfo:
     """The facts about a command that ended with a snapshot."""
     call = taken.call
     ended_at_ns = call.started_at_ns + call.duration_ns
@@ -164,7 +164,7 @@ def _of_service(info: CommandInfo) -> Event:
     return {"service": info.service, "port": info.port, "restarts": info.restarts}
 
 
-def _finished(info: CommandInfo) -> Event:
+def _finished_event(info: CommandInfo) -> Event:
     return {
         "event": "finished",
         "command": info.id,
@@ -178,5 +178,5 @@ def _finished(info: CommandInfo) -> Event:
 
 
 def _name(info: CommandInfo) -> str:
-    """Name of its record below the records' directory."""
+    """The name of a command's record below the records' directory."""
     return f"{info.trajectory}/{info.id}"

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from snapshotd.api.commands import BackgroundRequest, CommandFields
 from snapshotd.engine import requests
@@ -24,7 +23,7 @@ from snapshotd.engine.base import CommandInfo, Event, ExecResult, OutputSink
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog, Wait
-from snapshotd.engine.runs.command_records import CommandRecords, ended_with
+from snapshotd.engine.runs.command_records import CommandRecords, with_outcome
 from snapshotd.engine.runs.execution import KILLED, Execution, reached_limit, status_of
 from snapshotd.engine.sandbox import signals
 from snapshotd.engine.sandbox.attach import COMMANDS, outlive
@@ -82,24 +81,24 @@ class KnownCommands:
         self._lock = threading.Lock()
 
     def add(self, live: _Live) -> None:
-        """It runs from now on."""
+        """Add a command that runs from now on."""
         with self._lock:
             self._live[live.info.id] = live
 
     def forget(self, live: _Live) -> None:
-        """It has ended."""
+        """Forget a command that has ended."""
         with self._lock:
             self._live.pop(live.info.id, None)
 
     def all_of(self, trajectory: TrajectoryID) -> list[CommandInfo]:
-        """The running ones, and the newest of the ended ones, in the order in which they began. Also those that run in the
-        foreground: their clients may have gone away."""
+        """The commands of a trajectory that run, and the newest that have ended, in the order in which they began. Commands
+        in the foreground are among them: their clients may have gone away."""
         with self._lock:
             live = list(self._live.values())
         foreground = (
             one.info
             for one in live
-            if one.info.trajectory == trajectory and not one.info.background and _runs(one.process)
+            if one.info.trajectory == trajectory and not one.info.background and _is_running(one.process)
         )
         ready = {one.info.id for one in live if one.command.ready}
         known = [replace(info, ready=info.id in ready) for info in self._records.all_of(trajectory)]
@@ -140,7 +139,7 @@ class KnownCommands:
         live = self._running(info)
         with live.sandbox.lock:
             if live.sandbox.closed or not signals.send(live.sandbox, live.command, live.process, number):
-                raise _ended_already(info)
+                raise _already_ended(info)
         return info
 
     def write(self, trajectory: Trajectory, ref: str, data: bytes, *, end: bool) -> int:
@@ -163,7 +162,7 @@ class KnownCommands:
         with self._lock:
             live = self._live.get(info.id)
         if live is None:
-            raise _ended_already(info)
+            raise _already_ended(info)
         return live
 
 
@@ -272,11 +271,11 @@ class Commands:
             if service is not None:
                 info = replace(info, service=service.name, port=service.port, restarts=restarts)
             outlive(self._context, sandbox)
-            log = scope.enter_context(self._records.opened(info, afresh=True))
+            log = scope.enter_context(self._records.open(info, afresh=True))
             if service is None:
                 self._context.catalog.requests.add(requests.present(), [info.id])  # before it starts: it starts once
             hit("engine.command.begun")
-            kept = self._kept(sandbox, info.id)
+            kept = self._kept_process(sandbox, info.id)
             try:
                 kept.open()
                 process, before = self._execution.start(sandbox, spec, command=command, keep=kept.key)
@@ -305,21 +304,21 @@ class Commands:
                 process.kill()
             os.close(process.stdout_fd)
             os.close(process.stderr_fd)
-            self._kept(sandbox, command_id).drop()  # else its end was recorded just before
+            self._kept_process(sandbox, command_id).drop()  # else its end was recorded just before
         self._records.settle(sandbox.trajectory.id, spared=gone_on_with)
 
     def _go_on_with(self, sandbox: Sandbox, info: CommandInfo, process: Process, ended: Ended) -> None:
         with contextlib.ExitStack() as scope:
             command = scope.enter_context(sandbox.use.command(background=True, service=info.service or ""))
             command.process, command.mark, command.alone = process, info.id, False
-            log = scope.enter_context(self._records.opened(info))
-            kept = self._kept(sandbox, info.id)
+            log = scope.enter_context(self._records.open(info))
+            kept = self._kept_process(sandbox, info.id)
             kept.open()
             live = _Live(info, sandbox, command, process, sandbox.hits(), _left_s(info), kept, ended)
             self._follow_in_thread(live, kept, log, scope.pop_all())
         _log.info("going on with command %s of %s", short(info.id), short(sandbox.trajectory.id))
 
-    def _kept(self, sandbox: Sandbox, command: CallID) -> KeptProcess:
+    def _kept_process(self, sandbox: Sandbox, command: CallID) -> KeptProcess:
         return KeptProcess(self._context.keeper, f"{sandbox.container.id}.{COMMANDS}.{command}", sandbox.survival.kept)
 
     def _follow_in_thread(self, live: _Live, kept: KeptProcess, log: EventLog, scope: contextlib.ExitStack) -> None:
@@ -340,7 +339,9 @@ class Commands:
             ended = replace(info, status=CallStatus.UNKNOWN)
             try:
                 call, outcome = self._follow(live, log=log, save=info.service is None)
-                ended = self._commit(live, call, outcome, log) if info.service is None else _served(live, call, log)
+                ended = (
+                    self._commit(live, call, outcome, log) if info.service is None else _end_service(live, call, log)
+                )
             except (SnapshotdError, OSError) as exc:  # OSError: the disk of the records is full
                 gone = live.command.cut_off or live.sandbox.closed
                 ended = replace(info, status=CallStatus.INTERRUPTED if gone else CallStatus.UNKNOWN, error=str(exc))
@@ -364,7 +365,7 @@ class Commands:
             log.append({"event": "rest", "snapshot": taken.id})
             log.left_out.update(outcome.lost_bytes)
         _tell_left_out(log)
-        return ended_with(live.info, taken)
+        return with_outcome(live.info, taken)
 
     def _describe(
         self,
@@ -405,7 +406,7 @@ class Commands:
         abandon: bool = False,
         save: bool = True,
     ) -> tuple[ToolCall, CommandOutcome]:
-        """Pass on its output until it has ended: the call that it was then."""
+        """Pass on the command's output until it has ended. Returns the call that it was, and its outcome."""
         process = live.process
         with end_after(live.timeout_s, live.sandbox, live.command, process):
             outcome = self._execution.follow(
@@ -421,15 +422,15 @@ class Commands:
         return _call_of(live, outcome), outcome
 
     def close(self) -> None:
-        """All sandboxes have ended: return when all is recorded."""
+        """Return when the ends of all commands are recorded. Called when all sandboxes have ended."""
         with self._lock:
             threads, self._threads = self._threads, []
         for thread in threads:
             thread.join()
 
 
-def _served(live: _Live, call: ToolCall, log: EventLog) -> CommandInfo:
-    """The facts about a service that has ended."""
+def _end_service(live: _Live, call: ToolCall, log: EventLog) -> CommandInfo:
+    """Tell what the log left out, and return the facts about a service that has ended."""
     _tell_left_out(log)
     status, failure = call.status, live.command.failure
     if live.command.cut_off:  # the exit code is that of the signal
@@ -462,38 +463,34 @@ def _left_s(info: CommandInfo) -> float | None:
 
 
 def _call_of(live: _Live, outcome: CommandOutcome) -> ToolCall:
-    """The tool call that a command was, which has ended."""
-    info = live.info
+    """The record of a command that has ended, as a tool call."""
+    info, status, exit_code = live.info, status_of(outcome), outcome.exit_code
+    error = None if exit_code == 0 else reached_limit(live.sandbox, live.before)
+    if live.command.timed_out and exit_code == KILLED:  # else it had ended before
+        status, exit_code = CallStatus.TIMED_OUT, TIMED_OUT
+        error = f"the command was ended with all that it started, since it took longer than its timeout of {info.timeout_s:g} s"
+    elif live.command.cut_off and exit_code == KILLED:
+        status = CallStatus.INTERRUPTED
     return ToolCall(
         info.id,
         "exec",
         {"argv": list(info.argv), "cwd": info.cwd, **({"background": True} if info.background else {})},
+        status=status,
         started_at_ns=info.began_at_ns,
         duration_ns=time.time_ns() - info.began_at_ns,
+        exit_code=exit_code,
+        error=error,
         stdout=outcome.stdout,
         stderr=outcome.stderr,
-        **_end_of(live, outcome),
     )
 
 
-def _end_of(live: _Live, outcome: CommandOutcome) -> dict[str, Any]:
-    """The `status`, `exit_code` and `error` of its call."""
-    status, exit_code = status_of(outcome), outcome.exit_code
-    error = None if exit_code == 0 else reached_limit(live.sandbox, live.before)
-    if live.command.timed_out and exit_code == KILLED:  # else it had ended before
-        status, exit_code = CallStatus.TIMED_OUT, TIMED_OUT
-        error = f"the command was ended with all that it started, since it took longer than its timeout of {live.info.timeout_s:g} s"
-    elif live.command.cut_off and exit_code == KILLED:
-        status = CallStatus.INTERRUPTED
-    return {"status": status, "exit_code": exit_code, "error": error}
-
-
-def _runs(process: Process) -> bool:
+def _is_running(process: Process) -> bool:
     try:
         return process.wait(0) is None
     except SandboxFailed:  # it has ended, and its exit code is lost
         return False
 
 
-def _ended_already(info: CommandInfo) -> Conflict:
+def _already_ended(info: CommandInfo) -> Conflict:
     return Conflict(f"command {short(info.id)} has ended already; `snapshotd ps {short(info.trajectory)}` shows how")

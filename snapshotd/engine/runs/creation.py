@@ -27,7 +27,6 @@ from snapshotd.types import (
     NO_ISOLATION,
     AgentSpec,
     ExperimentID,
-    Image,
     LayerID,
     Limits,
     Network,
@@ -63,7 +62,7 @@ class Creation:
         check_name(request.name)
         if request.services is not None:
             parse(request.services, "the file of services")
-        requirements = python_packages.wanted(request, agent_file)
+        requirements = python_packages.read_requirements(request, agent_file)
         runtime = self._context.runtime(request.runtime)
         isolated = runtime.name != NO_ISOLATION
         if isolated:
@@ -89,7 +88,8 @@ class Creation:
             stack = stack.push(programs.layer_for(self._context, stack, request.program, request.namespace_pid))
         if requirements:
             stack = stack.push(python_packages.layer_for(self._context, spec, requirements, self._install))
-        arguments = _start_arguments(request, image)
+        workspace = str(request.workspace) if request.workspace else None
+        arguments: dict[str, Any] = {"image": image.name, "workspace": workspace}
         below = stack
         directories = () if isolated else folder_mode.DIRECTORIES
         layer = inputs.build(self._context.store, stack, request, agent_file, directories)
@@ -115,7 +115,7 @@ class Creation:
             began=None if agent is None else snapshot.id,
         )
         if agent is not None:
-            trajectory = replace(trajectory, agent=self._context.secrecy.concealed(trajectory, agent))
+            trajectory = replace(trajectory, agent=self._context.secrecy.conceal_agent(trajectory, agent))
         sandbox: Sandbox | None = None
         try:
             sandbox, calls = self._sessions.launch(trajectory, snapshot)
@@ -151,10 +151,6 @@ class Creation:
             if captured.method == "unchanged":
                 raise UsageError("the agent's dependencies cannot be installed: pip succeeded, but wrote nothing")
             return python_packages.keep_packages_only(self._context, captured.stack.layers[0])
-
-
-def _start_arguments(request: SandboxRequest, image: Image) -> dict[str, Any]:
-    return {"image": image.name, "workspace": str(request.workspace) if request.workspace else None}
 
 
 def first_snapshot(stack: Stack, call: ToolCall) -> Snapshot:

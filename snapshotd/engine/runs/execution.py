@@ -12,7 +12,7 @@ from snapshotd.engine.journal.gateways import Gateways
 from snapshotd.engine.runs import folder_mode
 from snapshotd.engine.sandbox import users
 from snapshotd.engine.sandbox.kept import KeptProcess
-from snapshotd.engine.sandbox.pump import CommandOutcome, printed, pump
+from snapshotd.engine.sandbox.pump import CommandOutcome, printed_output, pump
 from snapshotd.engine.sandbox.sandbox import ClientCommand, Sandbox
 from snapshotd.errors import Conflict, LimitExceeded, SandboxFailed
 from snapshotd.kernel import turns
@@ -62,7 +62,7 @@ class Execution:
         """The specification of a command in the sandbox, with the whole environment. Errors: as `users.look_up`."""
         root = sandbox.container.root
         if user and root is not None:
-            raise folder_mode.refused("another user", "leave it out; commands run as the daemon's own")
+            raise folder_mode.refusal("another user", "leave it out; commands run as the daemon's own")
         who = users.look_up(sandbox.container, user) if user else users.ROOT
         image = self._context.image(sandbox.trajectory.spec.image)
         environment = {
@@ -121,7 +121,7 @@ class Execution:
             spool=self._context.spool,
             max_bytes=self._context.config.output_bytes,
             intakes=None if kept is None else kept.intakes,
-            earlier=() if log is None else printed(log.follow(wait=False)),
+            earlier=() if log is None else printed_output(log.follow(wait=False)),
             caller=caller,
             abandon=abandon,
             save=save,

@@ -19,7 +19,7 @@ from typing import Any
 from snapshotd.engine import requests
 from snapshotd.engine.base import FileEntry, Written
 from snapshotd.engine.context import Context
-from snapshotd.engine.runs.launch import alive
+from snapshotd.engine.runs.launch import is_alive
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox import placing, users
 from snapshotd.engine.sandbox.root import frozen
@@ -46,7 +46,7 @@ Place = Callable[[int], object]
 
 @dataclass(slots=True)
 class _Call:
-    """One that is being made: the sandbox, and what will be recorded of it."""
+    """A call that is being made: its sandbox, and what will be recorded of it."""
 
     sandbox: Sandbox
     command: ClientCommand
@@ -64,7 +64,7 @@ class _Call:
         self.room = self.sandbox.root.room()
 
     def take(self, size: int, files: int = 0) -> None:
-        """So much more is about to be written. Conflict: as `check`; OutOfSpace."""
+        """Count bytes and files that are about to be written. OutOfSpace: there is no room for them; Conflict: as `check`."""
         self.check()
         self.room = Used(self.room.bytes - size, self.room.inodes - files)
         if min(self.room.bytes, self.room.inodes) < 0:
@@ -86,11 +86,8 @@ class _Call:
         with self.sandbox.lock:
             self.check()
             self.sandbox.root.revive()
-            fd = self.sandbox.root.open_root()
-            try:
+            with files.closing_fd(self.sandbox.root.open_root()) as fd:
                 yield fd
-            finally:
-                os.close(fd)
 
     def owner(self, user: str | None) -> placing.Owner:
         """UsageError: no such user."""
@@ -116,18 +113,18 @@ class FileCalls:
 
     def read(self, ref: str, path: bytes) -> Iterator[bytes]:
         """A regular file's content in pieces; of a live one as much as it had when it was opened."""
-        with self._view(ref) as view, placing.told("read", path):
+        with self._view(ref) as view, placing.explain_errors("read", path):
             fd = view.open(follow(view, path)[0])
         return _pieces(fd, os.fstat(fd).st_size)
 
     def stat(self, ref: str, path: bytes) -> FileEntry:
         """The entry at a path, behind all links."""
-        with self._view(ref) as view, placing.told("look at", path):
+        with self._view(ref) as view, placing.explain_errors("look at", path):
             return FileEntry(path, follow(view, path)[1])
 
     def list(self, ref: str, path: bytes) -> Iterator[FileEntry]:
         """The entries of a directory, sorted by the bytes of their names; links are not followed."""
-        with self._view(ref) as view, placing.told("list", path):
+        with self._view(ref) as view, placing.explain_errors("list", path):
             directory = view.directory(follow(view, path)[0])
             for child in view.children(directory):
                 turns.give_way()
@@ -139,7 +136,7 @@ class FileCalls:
     def archive(self, ref: str, path: bytes, write: Callable[[bytes], object]) -> tuple[str, ...]:
         """Write what is there, with everything below it, as a tar whose members' paths begin with its last name (the
         root's with `./`). Returns warnings: what the form cannot hold."""
-        with self._view(ref) as view, placing.told("read", path):
+        with self._view(ref) as view, placing.explain_errors("read", path):
             return write_tree(view, write, top=follow(view, path)[0])
 
     @contextlib.contextmanager
@@ -163,7 +160,7 @@ class FileCalls:
         if sandbox is None:
             return None
         with sandbox.lock:
-            if not alive(sandbox):
+            if not is_alive(sandbox):
                 return None
             sandbox.root.revive()
             store, layers = sandbox.root.store, (sandbox.root.upper, *sandbox.root.stack.layers)
@@ -173,11 +170,8 @@ class FileCalls:
                     f"snapshot's id {short(sandbox.head)}"
                 )
             try:
-                root = sandbox.root.open_root()
-                try:
+                with files.closing_fd(sandbox.root.open_root()) as root:
                     return LiveView(root, sandbox.container.id_map, closed=lambda: store.release(layers))
-                finally:
-                    os.close(root)
             except BaseException:
                 store.release(layers)
                 raise
@@ -191,12 +185,12 @@ class FileCalls:
         then the old one is there, and it stays when anything fails. Missing directories are made. A file that is
         overwritten keeps its owner, and its mode unless `mode` is given (0644 for a new file)."""
 
-        arguments: dict[str, Any] = {"path": _shown(path)}
+        arguments: dict[str, Any] = {"path": _as_text(path)}
 
         def receive(call: _Call) -> Place:
             owner = call.owner(user)
             with call.root() as root:
-                file = call.opened.enter_context(os.fdopen(placing.unnamed(root), "wb", buffering=0))
+                file = call.opened.enter_context(os.fdopen(placing.open_unnamed(root), "wb", buffering=0))
             arguments["bytes"] = 0
             while piece := read(_PIECE_BYTES):
                 turns.give_way()
@@ -225,20 +219,20 @@ class FileCalls:
                 unpacker.unpack(path, read)
             finally:
                 call.changed = bool(done.files or done.directories)
-                call.arguments |= {"paths": list(map(_shown, done.paths)), **_counts(done)}
+                call.arguments |= {"paths": list(map(_as_text, done.paths)), **_counts(done)}
             return lambda _: None
 
-        snapshot = self._make(ref, "write", {"path": _shown(path)}, path, receive)
+        snapshot = self._make(ref, "write", {"path": _as_text(path)}, path, receive)
         return Written(snapshot, done.files, done.directories, done.bytes, tuple(done.warnings))
 
     def make_dir(self, ref: str, path: bytes, *, user: str | None) -> Snapshot:
-        """A directory, with those above it. Not an error when it is there."""
+        """Make a directory, and those above it. Not an error when it is there."""
 
         def receive(call: _Call) -> Place:
             owner = call.owner(user)
             return lambda root: placing.make_dir(root, path, owner)
 
-        return self._make(ref, "make_dir", {"path": _shown(path)}, path, receive)
+        return self._make(ref, "make_dir", {"path": _as_text(path)}, path, receive)
 
     def remove(self, ref: str, path: bytes) -> Snapshot:
         """Remove a file, a link, or a directory with everything in it."""
@@ -250,32 +244,30 @@ class FileCalls:
 
             return place
 
-        return self._make(ref, "remove", {"path": _shown(path)}, path, receive)
+        return self._make(ref, "remove", {"path": _as_text(path)}, path, receive)
 
     def rename(self, ref: str, path: bytes, to: bytes) -> Snapshot:
         """As rename(2): in place of a file, or of an empty directory."""
-        arguments = {"path": _shown(path), "to": _shown(to)}
+        arguments = {"path": _as_text(path), "to": _as_text(to)}
         return self._make(ref, "rename", arguments, path, lambda _: lambda root: placing.rename(root, path, to))
 
     def _make(
         self, ref: str, name: str, arguments: dict[str, Any], path: bytes, receive: Callable[[_Call], Place]
     ) -> Snapshot:
-        """Make a call: `receive` takes in what comes from outside, and what it returns puts it in place."""
-        trajectory, snapshot = (
-            self._context.catalog.resolve_trajectory(ref),
-            self._context.catalog.resolve_snapshot(ref),
-        )
+        """Make a call. `receive` takes the client's data, and returns the function that puts them in place."""
+        catalog = self._context.catalog
+        trajectory, snapshot = catalog.resolve_trajectory(ref), catalog.resolve_snapshot(ref)
         if _is_named(snapshot, ref):
             raise UsageError(
                 f"{ref} is a snapshot, whose files do not change: name its trajectory {trajectory.shown_name}, "
                 "or fork it and write there"
             )
-        sandbox = self._sessions.running(trajectory)
+        sandbox = self._sessions.ensure_running(trajectory)
         self._sessions.check_place(sandbox)
         with sandbox.use.command() as command, contextlib.ExitStack() as opened:
             call = _Call(sandbox, command, name, arguments, opened)
             try:
-                with placing.told(name.replace("_", " "), path):
+                with placing.explain_errors(name.replace("_", " "), path):
                     place = receive(call)
                     with sandbox.lock, turns.first():
                         with call.root() as root:
@@ -329,12 +321,12 @@ def _is_named(snapshot: Snapshot, ref: str) -> bool:
     return ref in snapshot.tags or (len(ref) >= MIN_PREFIX_CHARS and snapshot.id.startswith(ref))
 
 
-def _shown(path: bytes) -> str:
+def _as_text(path: bytes) -> str:
     return "/" + os.fsdecode(path)
 
 
 def _pieces(fd: int, size: int) -> Iterator[bytes]:
-    """So much of a file, or less where it ends before: a live one may grow for ever."""
+    """The first `size` bytes of a file in pieces, or less where it ends before: a live file may grow for ever."""
     with open(fd, "rb", buffering=0) as file:
         while size > 0 and (piece := file.read(min(size, _PIECE_BYTES))):
             turns.give_way()

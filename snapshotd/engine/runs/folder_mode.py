@@ -32,27 +32,27 @@ def environment(root: str) -> dict[str, str]:
 
 
 def place(root: str, path: str) -> str:
-    """The machine's path of what an absolute path names in the folder `root`."""
+    """The path on this machine of the file that a sandbox in the folder `root` calls `path`."""
     return f"{root}{posixpath.normpath('/' + path.lstrip('/'))}"
 
 
-def refused(what: str, instead: str) -> Unsupported:
-    """The error for a part of a request."""
+def refusal(what: str, instead: str) -> Unsupported:
+    """The error for a part of a request that a folder cannot have. `instead`: what the user can do."""
     return Unsupported(f"{what} needs a sandbox with isolation, and this one is a plain folder: {instead}")
 
 
 def check(request: SandboxRequest) -> None:
     """Unsupported: a part of the request cannot be kept in a folder."""
     if request.image != _DEFAULT_IMAGE:
-        raise refused("an image", "leave it out; commands find this machine's programs")
+        raise refusal("an image", "leave it out; commands find this machine's programs")
     if request.network is not None:
-        raise refused(f"the network {request.network}", "leave it out; commands have this machine's network")
+        raise refusal(f"the network {request.network}", "leave it out; commands have this machine's network")
     if request.limits is not None:
-        raise refused("a limit of memory, processors, processes or disk", "leave it out; commands have this machine's")
+        raise refusal("a limit of memory, processors, processes or disk", "leave it out; commands have this machine's")
     if request.providers:
-        raise refused("the recording gateway", "leave the provider out, and give the agent its key with --env")
+        raise refusal("the recording gateway", "leave the provider out, and give the agent its key with --env")
     if request.program is not None:
-        raise refused(
+        raise refusal(
             "a known agent's program", "install it here, and run it as a command: `run --isolation none -- CMD`"
         )
 
@@ -62,14 +62,14 @@ def check_variant(spec: SandboxSpec, one: Variant) -> None:
     if spec.runtime != NO_ISOLATION:
         return
     if one.network is not None:
-        raise refused(f"the network {one.network}", "leave it out; commands have this machine's network")
+        raise refusal(f"the network {one.network}", "leave it out; commands have this machine's network")
     if one.limits:
-        raise refused("a limit", "leave it out; commands have what this machine has")
+        raise refusal("a limit", "leave it out; commands have what this machine has")
 
 
 def no_requirements() -> Unsupported:
     """The error for Python packages of an agent."""
-    return refused(
+    return refusal(
         "a set of Python packages of its own",
         "install them into the Python that runs the agent, and leave out --requirements or the header in its file",
     )

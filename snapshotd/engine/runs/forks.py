@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from snapshotd.engine.journal.replay import Resumption
 from snapshotd.engine.protocol.agent_handler import HandlerSlot
 from snapshotd.engine.runs import folder_mode
 from snapshotd.engine.runs.half_made import Announce
-from snapshotd.engine.runs.resume import recorded
+from snapshotd.engine.runs.resume import entries_upto
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import UsageError
@@ -57,7 +57,7 @@ def children(
     first, count = (0, n) if part is None else (part.first, part.count)
     if first + n > count:
         raise UsageError(f"there is no part of {n} children from number {first} in a fork of {count}")
-    made = [_filled(index, one, args, name) for index, one in enumerate(variants, first)]
+    made = [_fill_variant(index, one, args, name) for index, one in enumerate(variants, first)]
     if not variants:
         made = [Variant(str(index), _name(name, str(index), index, count), args) for index in range(first, first + n)]
     for what, values in (("label", [one.label for one in made]), ("name", [one.name for one in made if one.name])):
@@ -67,7 +67,7 @@ def children(
     return tuple(made)
 
 
-def _filled(index: int, one: Variant, args: tuple[str, ...] | None, name: str | None) -> Variant:
+def _fill_variant(index: int, one: Variant, args: tuple[str, ...] | None, name: str | None) -> Variant:
     def fill(text: str) -> str:
         return _fill(text, one.label, index)
 
@@ -129,16 +129,12 @@ class Forks:
         forget: Callable[[TrajectoryID], None],
         resume: Callable[[Trajectory], object],
     ) -> None:
-        self._context, self._catalog, self._secrecy, self._config = (
-            context,
-            context.catalog,
-            context.secrecy,
-            context.config,
-        )
+        self._context, self._catalog = context, context.catalog
+        self._secrecy, self._config = context.secrecy, context.config
         self._sessions, self._forget, self._resume = sessions, forget, resume
 
     def once(self, source: Snapshot, name: str | None, announce: Announce) -> Trajectory:
-        """One fork. UsageError: a malformed name; the others as `fork`."""
+        """Make one fork. UsageError: a malformed name. Other errors: as `fork`."""
         check_name(name)
         one = children(1, None, name, ())
         owner, place = self._catalog.get_trajectory(source.trajectory), ForkPlace(ExperimentID(new_id()), 0, 1)
@@ -176,7 +172,8 @@ class Forks:
             raise
         if resumption is not None:
             records = [replace(record, began=resumption.began.id) for record in records]
-        with changes.making() if edits else nullcontext(_ignore) as announce:
+        # children that need no change are complete when they are recorded
+        with changes.making() if edits else nullcontext(lambda _: None) as announce:
             made = self._launch(source, forked, records, resumption, announce, None if edits else request)
             with self._all_or_none(made):
                 for child in made:
@@ -227,7 +224,7 @@ class Forks:
 
     @contextmanager
     def _all_or_none(self, made: list[_Child]) -> Iterator[None]:
-        """After an error in the block, nothing is left of the children."""
+        """Remove all children after an error in the block."""
         try:
             yield
         except BaseException:
@@ -250,15 +247,15 @@ class Forks:
             self._catalog.set_began(child.record.id, child.sandbox.head)
 
     def _start_services(self, made: list[_Child]) -> list[str]:
-        """Start the services of all children, side by side: a sentence for each that did not come back. SandboxFailed: a
-        required one."""
+        """Start the services of all children, side by side. Returns a sentence for each that did not come back.
+        SandboxFailed: a required one did not."""
         with ThreadPoolExecutor(min(len(made), self._config.forks_at_once)) as pool:
             begun = [pool.submit(self._sessions.services.start, child.sandbox, strict=True) for child in made]
         return [sentence for one in begun for sentence in one.result()]
 
     def _start(self, child: _Child, *, resume: bool) -> None:
-        """Start the child's program, if it has one that is to run. A changed child meets its past as one that is resumed:
-        on another branch of it, the change would be lost."""
+        """Start the child's program, if one is to run. The program of a changed child is resumed: as a branch it could
+        leave the recorded path before the change."""
         if child.record.agent is None or (child.variant.args is None and not resume):
             return
         if resume and child.variant.edit is not None:
@@ -276,7 +273,7 @@ class Forks:
                 f"{short(owner.id)} has no program that could be resumed; fork without resuming, or give a command as its arguments"
             )
         began = self._catalog.get_snapshot(owner.began)
-        return Resumption(began, source, recorded(self._catalog, source, began.id), branching=True)
+        return Resumption(began, source, entries_upto(self._catalog, source, began.id), branching=True)
 
     def _record(self, owner: Trajectory, source: Snapshot, part: ForkPlace, index: int, one: Variant) -> Trajectory:
         fork = TrajectoryID(new_id())
@@ -301,11 +298,7 @@ class Forks:
         if one.args is None:
             return made
         # Its own secrets may stand in its arguments, too, which are recorded.
-        return replace(made, agent=self._secrecy.concealed(made, fork_agent(owner, one.args, index)))
-
-
-def _ignore(_: Sequence[TrajectoryID]) -> None:
-    """The children need no change, so they are complete when they are recorded."""
+        return replace(made, agent=self._secrecy.conceal_agent(made, fork_agent(owner, one.args, index)))
 
 
 def check_name(name: str | None) -> None:

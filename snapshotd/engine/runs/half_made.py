@@ -51,14 +51,14 @@ class HalfMade:
 
     def _change(self, change: Callable[[list[list[str]]], list[list[str]]]) -> None:
         with self._lock:
-            self._catalog.set_meta(_META_KEY, json.dumps(change(_listed(self._catalog))))
+            self._catalog.set_meta(_META_KEY, json.dumps(change(_read_list(self._catalog))))
 
 
-def left_behind(catalog: Catalog) -> list[Trajectory]:
-    """The trajectories that a dead daemon has not completed. One that was made alone is complete with its first own
+def find_incomplete(catalog: Catalog) -> list[Trajectory]:
+    """The trajectories that a dead daemon has not completed. A trajectory that was made alone is complete with its first own
     snapshot."""
     found: list[Trajectory] = []
-    for item in _listed(catalog):
+    for item in _read_list(catalog):
         there = [one for one in (_find(catalog, TrajectoryID(trajectory)) for trajectory in item) if one is not None]
         if len(item) > 1 or any(one.head == one.forked_from for one in there):
             found += there
@@ -67,11 +67,11 @@ def left_behind(catalog: Catalog) -> list[Trajectory]:
 
 def forget_list(catalog: Catalog) -> None:
     """Empty the list: all incomplete trajectories are removed."""
-    if _listed(catalog):
+    if _read_list(catalog):
         catalog.set_meta(_META_KEY, "[]")
 
 
-def _listed(catalog: Catalog) -> list[list[str]]:
+def _read_list(catalog: Catalog) -> list[list[str]]:
     items: list[list[str]] = json.loads(catalog.get_meta(_META_KEY) or "[]")
     return items
 

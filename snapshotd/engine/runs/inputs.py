@@ -46,10 +46,10 @@ def build(
             for name in directories:
                 os.mkdir(name, dir_fd=root)
             if sandbox.workspace is not None:
-                with _directory(root, WORKSPACE) as target:
+                with files.closing_fd(files.make_dirs(root, WORKSPACE)) as target:
                     ingest.ingest_folder(sandbox.workspace, target, sandbox.namespace_pid)
             if agent is not None and outside:
-                with _directory(root, AGENT_DIR) as target:
+                with files.closing_fd(files.make_dirs(root, AGENT_DIR)) as target:
                     _copy_agent(agent, target, sandbox.namespace_pid)
             if sandbox.services is not None:
                 _write_services(root, sandbox.services)
@@ -59,31 +59,28 @@ def build(
 
 def _write_services(root: int, text: str) -> None:
     directory, name = os.path.split(PLACE)
-    with _directory(root, directory) as target:
+    with files.closing_fd(files.make_dirs(root, directory)) as target:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(name, flags, 0o644, dir_fd=target), "wb") as file:
             file.write(text.encode())
 
 
 def digest(store: LayerStore, below: Stack, layer: LayerID | None, services: str = "") -> str:
-    """A digest of the files that a run begins with, over its image: equal for equal content, owners, permissions and
-    attributes of the workspace, whatever its times, and the same layers with its dependencies. The program's own file
-    counts as part of the workspace alone. `services`: their declarations. 64 hexadecimal characters. Cost: reads the workspace."""
+    """A digest of the files that a run begins with, over its image, as 64 hexadecimal characters. It covers the layers
+    with its dependencies, the declarations of `services`, and the workspace: content, owners, permissions and attributes,
+    but no times. A program's file outside of the workspace is not covered. Cost: reads the workspace."""
     found = hashlib.sha256(json.dumps([*below.layers, *filter(None, [services])]).encode())
     if layer is None:
         return found.hexdigest()
-    fd = store.read_upper(layer)
-    try:
+    with files.closing_fd(store.read_upper(layer)) as fd:
         with StackView([fd]) as view:
             if any(name == WORKSPACE for name, _ in view.list(b"")):
                 for path, entry in view.walk(WORKSPACE):
-                    found.update(_described(view, path, entry))
+                    found.update(_describe(view, path, entry))
         return found.hexdigest()
-    finally:
-        os.close(fd)
 
 
-def _described(view: View, path: bytes, entry: Entry) -> bytes:
+def _describe(view: View, path: bytes, entry: Entry) -> bytes:
     content = b""
     if entry.kind is Kind.SYMLINK:
         content = view.readlink(path)
@@ -97,36 +94,19 @@ def _described(view: View, path: bytes, entry: Entry) -> bytes:
 
 @contextmanager
 def _upper(store: LayerStore, layer: LayerID) -> Iterator[int]:
-    fd = store.read_upper(layer)
-    times = os.fstat(fd)
-    try:
+    with files.closing_fd(store.read_upper(layer)) as fd:
+        times = os.fstat(fd)
         yield fd
         os.utime(fd, ns=(times.st_atime_ns, times.st_mtime_ns))  # the root itself did not change
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def _directory(root: int, name: bytes) -> Iterator[int]:
-    fd = files.make_dirs(root, name)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _copy_agent(agent: Path, directory: int, namespace_pid: int) -> None:
-    source = open_agent(agent, namespace_pid)
-    try:
-        target = os.open(
-            os.fsencode(agent.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=directory
-        )
-        try:
-            files.copy_data(source, target, os.fstat(source).st_size)
-        finally:
-            os.close(target)
-    finally:
-        os.close(source)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with (
+        files.closing_fd(open_agent(agent, namespace_pid)) as source,
+        files.closing_fd(os.open(os.fsencode(agent.name), flags, 0o644, dir_fd=directory)) as target,
+    ):
+        files.copy_data(source, target, os.fstat(source).st_size)
 
 
 def open_agent(agent: Path, namespace_pid: int) -> int:
@@ -165,9 +145,8 @@ def _inside(agent: Path, sandbox: SandboxRequest) -> PurePosixPath | None:
 
 
 def agent_spec(request: RunRequest, *, isolated: bool) -> AgentSpec:
-    """The program of a run as it is called inside the sandbox, without isolation from the workspace.
-    A file of the workspace is run there, so that its
-    imports work."""
+    """The command that runs the program of a request inside the sandbox. A program in the workspace is run from there, so
+    that its imports work. Without isolation (`isolated` False) paths are relative to the workspace."""
     if request.agent is None:
         return AgentSpec(argv=request.command, program=0, user=request.user)
     inside = _inside(request.agent, request.sandbox)

@@ -56,6 +56,30 @@ class Prepared:
     run_dir: Path
     way_out: WayOut | None = None
 
+    def become(
+        self,
+        trajectory: Trajectory,
+        root: SandboxRoot,
+        writer: TrajectoryWriter,
+        survival: Survival,
+        use: SandboxUse,
+        started_at_ns: int,
+    ) -> Sandbox:
+        """The sandbox that the container is from now on."""
+        return Sandbox(
+            trajectory=trajectory,
+            runtime=self.runtime,
+            container=self.container,
+            cgroup=self.cgroup,
+            server=self.server,
+            started_at_ns=started_at_ns,
+            root=root,
+            writer=writer,
+            survival=survival,
+            use=use,
+            way_out=self.way_out,
+        )
+
     def destroy(self) -> None:
         """Remove the container and everything that was made for it."""
         self.server.close()
@@ -95,7 +119,7 @@ class Launcher:
         writer, survival = TrajectoryWriter(head.id, head.seq, head.messages), Survival()
         with self._lock:
             self.starting += 1
-        begin = self._in_folder if trajectory.spec.runtime == NO_ISOLATION else self._in_container
+        begin = self._begin_in_folder if trajectory.spec.runtime == NO_ISOLATION else self._begin_in_container
         try:
             prepared, root = begin(trajectory, stack, snapshot, writer, survival)
         except BaseException:
@@ -104,22 +128,10 @@ class Launcher:
         finally:
             with self._lock:
                 self.starting -= 1
-        sandbox = Sandbox(
-            trajectory=trajectory,
-            runtime=prepared.runtime,
-            container=prepared.container,
-            cgroup=prepared.cgroup,
-            server=prepared.server,
-            started_at_ns=time.time_ns(),
-            root=root,
-            writer=writer,
-            survival=survival,
-            use=SandboxUse(trajectory.id),
-            way_out=prepared.way_out,
-        )
+        sandbox = prepared.become(trajectory, root, writer, survival, SandboxUse(trajectory.id), time.time_ns())
         return sandbox, prepared.calls
 
-    def _in_container(
+    def _begin_in_container(
         self, trajectory: Trajectory, stack: Stack, snapshot: Snapshot, writer: TrajectoryWriter, survival: Survival
     ) -> tuple[Prepared, SandboxRoot]:
         """A container, pivoted into the stack."""
@@ -139,11 +151,11 @@ class Launcher:
         except BaseException:
             prepared.destroy()
             raise
-        parts = self._parts(trajectory, prepared.container, target, prepared.cgroup, prepared.server)
+        parts = self._parts(trajectory, prepared)
         root = SandboxRoot(parts, writer, survival, stack, upper, snapshot.id, lazy_by=lazy_by, seen=seen)
         return prepared, root
 
-    def _in_folder(
+    def _begin_in_folder(
         self, trajectory: Trajectory, stack: Stack, snapshot: Snapshot, writer: TrajectoryWriter, survival: Survival
     ) -> tuple[Prepared, SandboxRoot]:
         """A plain folder with the files of the stack, and the process that starts commands there."""
@@ -152,7 +164,7 @@ class Launcher:
         try:
             prepared = self.prepare(trajectory.spec, Path(folder_root.folder_of(store, upper)))
             try:
-                parts = self._parts(trajectory, prepared.container, None, prepared.cgroup, prepared.server)
+                parts = self._parts(trajectory, prepared)
                 return prepared, FolderRoot(parts, writer, survival, stack, upper, snapshot.id)
             except BaseException:
                 self._discard(prepared)
@@ -215,11 +227,8 @@ class Launcher:
 
     def remove_run_dir(self, container_id: ContainerID) -> None:
         """Delete a container's run directory. Not an error when it is gone."""
-        parent = os.open(self._context.run_dir / "c", files.DIR_FLAGS)
-        try:
+        with files.closing_fd(os.open(self._context.run_dir / "c", files.DIR_FLAGS)) as parent:
             files.remove_tree(parent, container_id)
-        finally:
-            os.close(parent)
 
     def close(self) -> None:
         """Destroy the spares. Idempotent."""
@@ -273,56 +282,41 @@ class Launcher:
                 self._refilling.discard(spec)
 
     def attach(self, survivor: Survivor, head: Snapshot) -> tuple[Sandbox, HandlerSlot]:
-        """A sandbox that an earlier daemon launched, with all that lives in it. Its agents are not greeted before
-        `calls.open` is set. OSError, SandboxFailed; then it is as it was."""
-        root = survivor.root
-        identity.go_on(survivor.target, self._context.run_dir / "c" / survivor.container.id)
+        """Go on with a sandbox that an earlier daemon launched, and all that lives in it. Its agents are not greeted before
+        `calls.open` is set. OSError, SandboxFailed: the sandbox is as it was."""
+        trajectory, container, root = survivor.trajectory, survivor.container, survivor.root
+        run_dir = self._context.run_dir / "c" / container.id
+        identity.go_on(survivor.target, run_dir)
         calls = HandlerSlot()
         calls.open.clear()
         base, fresh = root.base, root.fresh
         if head.id != root.head:  # there were snapshots since it got this root
             base, fresh = (head.base or base, head.own_layers - 1) if head.method == "copy" else (head.id, 0)
-        server = _serve(
-            self._context.run_dir / "c" / survivor.container.id, calls, [survivor.runtime.admission(survivor.container)]
-        )
-        trajectory, container, target = survivor.trajectory, survivor.container, survivor.target
-        writer, survival = (
-            TrajectoryWriter(head.id, head.seq, head.messages),
-            Survival([] if survivor.process is None else [container.id]),
-        )
+        server = _serve(run_dir, calls, [survivor.runtime.admission(container)])
+        writer = TrajectoryWriter(head.id, head.seq, head.messages)
+        survival = Survival([] if survivor.process is None else [container.id])
         way_out = None
         if trajectory.spec.network.allows_names:
             way_out, keys = self._ways_out.find(container.id, container.pid, HostRules(trajectory.spec.network.rules))
             way_out.conceal_with(self._context.secrecy.of(trajectory).conceal_text)
             survival.kept.extend(keys)
-        parts = self._parts(trajectory, container, target, survivor.cgroup, server)
-        sandbox = Sandbox(
-            trajectory=trajectory,
-            runtime=survivor.runtime,
-            container=container,
-            cgroup=survivor.cgroup,
-            server=server,
-            started_at_ns=survivor.facts["started_at_ns"],
-            root=SandboxRoot(parts, writer, survival, root.stack, root.upper, base, fresh=fresh),
-            writer=writer,
-            survival=survival,
-            use=SandboxUse(trajectory.id, agent_running=survivor.process is not None),
-            way_out=way_out,
+        prepared = Prepared(
+            survivor.runtime, container, survivor.target, survivor.cgroup, server, calls, run_dir, way_out
         )
-        return sandbox, calls
+        parts = self._parts(trajectory, prepared)
+        went_on = SandboxRoot(parts, writer, survival, root.stack, root.upper, base, fresh=fresh)
+        use = SandboxUse(trajectory.id, agent_running=survivor.process is not None)
+        return prepared.become(trajectory, went_on, writer, survival, use, survivor.facts["started_at_ns"]), calls
 
-    def _parts(
-        self, trajectory: Trajectory, container: Container, target: Target | None, cgroup: Members, server: AgentServer
-    ) -> RootParts:
-        disk_bytes = trajectory.spec.limits.disk_bytes
+    def _parts(self, trajectory: Trajectory, prepared: Prepared) -> RootParts:
         return RootParts(
             trajectory.id,
             self._context.store,
-            target,
-            cgroup,
-            container.pid,
-            server.parked_pids,
-            disk_bytes,
+            prepared.target,
+            prepared.cgroup,
+            prepared.container.pid,
+            prepared.server.parked_pids,
+            trajectory.spec.limits.disk_bytes,
             self._sources,
         )
 
@@ -341,7 +335,7 @@ def _serve(run_dir: Path, calls: HandlerSlot, admitted: list[Callable[[int], boo
     )
 
 
-def alive(sandbox: Sandbox) -> bool:
+def is_alive(sandbox: Sandbox) -> bool:
     """True if the sandbox's container still runs."""
     try:
         return not sandbox.closed and sandbox.container.pid in sandbox.cgroup.members()

@@ -13,12 +13,12 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.journal.approval.gate import Gate
 from snapshotd.engine.journal.calls import AgentCalls
 from snapshotd.engine.journal.gateways import Gateways
-from snapshotd.engine.journal.idempotency import Keys, cut_off
+from snapshotd.engine.journal.idempotency import Keys, cut_off_keys
 from snapshotd.engine.journal.keyvalue import KeyValueStore
 from snapshotd.engine.journal.pipeline import Journal
 from snapshotd.engine.journal.replay import Resumption
 from snapshotd.engine.journal.retracing import NoReplay
-from snapshotd.engine.journal.reuse import Reuse, wanted
+from snapshotd.engine.journal.reuse import Reuse, is_wanted
 from snapshotd.engine.journal.unrecorded import UnrecordedCalls
 from snapshotd.engine.protocol.agent_handler import HandlerSlot
 from snapshotd.engine.sandbox.attach import Survivor, record_of
@@ -65,14 +65,14 @@ class Adoption:
         self._gateways.open(sandbox, journal)
         if journal.replay.retraces:
             _take_network(sandbox, journal.replay)
-        journal.replay.when_met(partial(self._start_services, sandbox))
+        journal.replay.call_when_met(partial(self._start_services, sandbox))
         journal.replay.begin()
         return journal
 
     def go_on(self, sandbox: Sandbox, calls: HandlerSlot, survivor: Survivor) -> Journal:
         """Record the steps of a sandbox that an earlier daemon left. SandboxFailed."""
         self._own(sandbox, sandbox.head)
-        journal = self._journal(sandbox, None, cut_off(self._context.catalog, survivor.trajectory))
+        journal = self._journal(sandbox, None, cut_off_keys(self._context.catalog, survivor.trajectory))
         journal.recorder.restore(survivor.record)
         handler = AgentCalls(self._context, journal, self._store)
         handler.restore()
@@ -90,7 +90,7 @@ class Adoption:
         sandbox.mind.put(catalog.state(state_of), changed=False)
 
     def _journal(self, sandbox: Sandbox, resumption: Resumption | None, keys: Keys | None) -> Journal:
-        reuse = Reuse(self._context, sandbox) if wanted(self._context.catalog, sandbox.trajectory) else None
+        reuse = Reuse(self._context, sandbox) if is_wanted(self._context.catalog, sandbox.trajectory) else None
         return Journal(self._context, sandbox, self._listener, self._places, self._gate, resumption, keys, reuse)
 
 
@@ -100,7 +100,7 @@ def _take_network(sandbox: Sandbox, replay: NoReplay) -> None:
     name, pid = short(sandbox.trajectory.id), sandbox.container.pid
     if sandbox.way_out is not None:
         sandbox.way_out.suspend()
-        replay.when_met(sandbox.way_out.resume)
+        replay.call_when_met(sandbox.way_out.resume)
         return
     if sandbox.trajectory.spec.network != Network.BRIDGE:
         return
@@ -119,7 +119,7 @@ def _take_network(sandbox: Sandbox, replay: NoReplay) -> None:
                 f"the network of {name} cannot be switched on after its replay: {exc.strerror}; resume again"
             ) from exc
 
-    replay.when_met(give_back)
+    replay.call_when_met(give_back)
 
 
 class ThrowAways:
@@ -139,17 +139,17 @@ class ThrowAways:
 
     @contextlib.contextmanager
     def start(self, trajectory: Trajectory, snapshot: Snapshot) -> Iterator[Sandbox]:
-        """A sandbox that exists inside. SandboxFailed: the daemon was told to stop meanwhile."""
+        """Start a sandbox that ends with the block. SandboxFailed: the daemon was told to stop meanwhile."""
         sandbox, calls = self._launch(trajectory, snapshot)
         try:
             with self._changing:
                 if self._closed:
-                    raise _stopped()
+                    raise _daemon_stops()
                 self._live[sandbox.container.id] = sandbox
             calls.bind(UnrecordedCalls(sandbox))
             yield sandbox
             if sandbox.closed:
-                raise _stopped()
+                raise _daemon_stops()
         finally:
             try:
                 self._discard(sandbox)
@@ -160,7 +160,7 @@ class ThrowAways:
                     self._changing.notify_all()
 
     def end(self, end: Callable[[Sandbox], object]) -> None:
-        """Have `end` end all, and let none begin any more. Errors are logged."""
+        """End all with `end`, and let none begin any more. Errors are logged."""
         with self._changing:
             self._closed = True
             live = list(self._live.values())
@@ -171,12 +171,12 @@ class ThrowAways:
                 _log.exception("a throw-away sandbox is left behind")
 
     def wait_until_gone(self) -> None:
-        """Return when the threads that use them have noticed their end, or after some seconds."""
+        """Return when the threads that use throw-away sandboxes have noticed their end, or after some seconds."""
         with self._changing:
             self._changing.wait_for(lambda: not self._live, _END_S)
 
 
-def _stopped() -> SandboxFailed:
+def _daemon_stops() -> SandboxFailed:
     return SandboxFailed("the daemon was told to stop, which ended this throw-away sandbox; repeat the command")
 
 
@@ -193,7 +193,7 @@ def renew_network(catalog: Catalog, sandboxes: Iterable[Sandbox], end: Callable[
             ):  # not recorded yet, or thrown away: as it was
                 recorded = catalog.get_trajectory(sandbox.trajectory.id).spec.network
                 if recorded != sandbox.trajectory.spec.network:
-                    sandbox.reach(recorded)
+                    sandbox.set_network(recorded)
         except BaseException:
             end(sandbox)
             raise

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from snapshotd.engine.base import Connection
 from snapshotd.engine.runs import folder_mode
-from snapshotd.engine.runs.launch import alive
+from snapshotd.engine.runs.launch import is_alive
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import Conflict, SandboxFailed
 from snapshotd.kernel.namespaces import in_network_namespace
@@ -20,17 +20,17 @@ _CONNECT_S = 10.0
 def connect(sandbox: Sandbox | None, trajectory: Trajectory, port: int, ended: Callable[[], object]) -> Connection:
     """See `RunService.connect`. `sandbox`: the trajectory's, None if it has none."""
     name = trajectory.shown_name
-    if sandbox is None or not alive(sandbox):
+    if sandbox is None or not is_alive(sandbox):
         raise _not_running(name)
     if not sandbox.isolated:
-        raise folder_mode.refused("a port", f"a server of {name} listens on this machine; connect to 127.0.0.1:{port}")
+        raise folder_mode.refusal("a port", f"a server of {name} listens on this machine; connect to 127.0.0.1:{port}")
 
     def inside() -> socket.socket:
         # The process id may have become another process's before its namespace was opened. It is the sandbox's own as
         # long as that process is in the sandbox's cgroup, so the look comes after the opening.
-        if not alive(sandbox):
+        if not is_alive(sandbox):
             raise _not_running(name)
-        return _connected(port)
+        return _connect_loopback(port)
 
     try:
         connected = in_network_namespace(sandbox.container.pid, inside)
@@ -58,7 +58,7 @@ def connect(sandbox: Sandbox | None, trajectory: Trajectory, port: int, ended: C
     return Connection(connected, close)
 
 
-def _connected(port: int) -> socket.socket:
+def _connect_loopback(port: int) -> socket.socket:
     """Many servers that are told `localhost` listen on ::1 alone."""
     try:
         return _to(socket.AF_INET, "127.0.0.1", port)

@@ -32,15 +32,11 @@ def layer_for(context: Context, below: Stack, folder: Path, namespace_pid: int) 
         return cached[key]
     with context.store.making() as layer:
         dress(context.store, layer, below)
-        root = context.store.read_upper(layer)
-        try:
-            place = files.make_dirs(root, PLACE)
-            try:
-                ingest_folder(folder, place, namespace_pid)
-            finally:
-                os.close(place)
-        finally:
-            os.close(root)
+        with (
+            files.closing_fd(context.store.read_upper(layer)) as root,
+            files.closing_fd(files.make_dirs(root, PLACE)) as place,
+        ):
+            ingest_folder(folder, place, namespace_pid)
         context.store.drop_work(layer)
         context.catalog.set_meta(CACHE_KEY, json.dumps({**cached_layers(context), key: layer}))
     context.store.unpin([layer])

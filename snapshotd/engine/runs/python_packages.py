@@ -43,9 +43,9 @@ Installer = Callable[[SandboxSpec, str, dict[str, str], bytes], LayerID]
 PACKAGES_DIR only."""
 
 
-def wanted(request: SandboxRequest, agent: Path | None) -> tuple[str, ...]:
-    """The requirement lines of a sandbox, in order: of its file, else of its agent's. UsageError when the
-    file or the metadata cannot be read."""
+def read_requirements(request: SandboxRequest, agent: Path | None) -> tuple[str, ...]:
+    """Read the requirement lines of a sandbox, in order: from its requirements file, else from its agent's file.
+    UsageError: they cannot be read."""
     if request.requirements is not None:
         try:
             with open(open_seen(request.requirements, request.namespace_pid)) as f:
@@ -103,20 +103,13 @@ def layer_for(context: Context, spec: SandboxSpec, requirements: tuple[str, ...]
 def keep_packages_only(context: Context, upper: LayerID) -> LayerID:
     """Move PACKAGES_DIR out of a finished throw-away upper into a layer of its own. The caller unpins it."""
     with context.store.making() as layer:
-        source_fd, target_fd = (context.store.read_upper(which) for which in (upper, layer))
-        try:
-            opt = files.make_dirs(target_fd, b"opt")
-            try:
-                source_opt = files.open_dir(source_fd, b"opt")
-                try:
-                    name = PACKAGES_DIR.rpartition("/")[2]
-                    os.rename(name, name, src_dir_fd=source_opt, dst_dir_fd=opt)
-                finally:
-                    os.close(source_opt)
-            finally:
-                os.close(opt)
-        finally:
-            os.close(source_fd)
-            os.close(target_fd)
+        name = PACKAGES_DIR.rpartition("/")[2]
+        with (
+            files.closing_fd(context.store.read_upper(upper)) as source,
+            files.closing_fd(context.store.read_upper(layer)) as target,
+            files.closing_fd(files.make_dirs(target, b"opt")) as opt,
+            files.closing_fd(files.open_dir(source, b"opt")) as source_opt,
+        ):
+            os.rename(name, name, src_dir_fd=source_opt, dst_dir_fd=opt)
         context.store.drop_work(layer)
     return layer

@@ -22,7 +22,7 @@ from pathlib import Path
 from snapshotd.engine.context import Context
 from snapshotd.engine.runs import half_made
 from snapshotd.engine.runs.command_records import CommandRecords
-from snapshotd.engine.sandbox.attach import Survivor, drop_kept, survivors
+from snapshotd.engine.sandbox.attach import Survivor, drop_kept, find_survivors
 from snapshotd.engine.storage.needed import forget_cached_layers, referenced_layers
 from snapshotd.errors import SandboxFailed, SnapshotdError
 from snapshotd.kernel import files
@@ -36,7 +36,7 @@ _BOOT, _CLEAN = "boot_id", "clean_boot_id"
 
 def recover(context: Context) -> list[Survivor]:
     """See the module's text. Returns the sandboxes to go on with."""
-    found = survivors(context) if context.store.proof.earlier and not context.store.proof.missing else []
+    found = find_survivors(context) if context.store.proof.earlier and not context.store.proof.missing else []
     alive = {survivor.container.id for survivor in found}
     drop_kept(context, lambda container: container not in alive)
     for runtime in context.runtimes.values():
@@ -68,7 +68,7 @@ def recover(context: Context) -> list[Survivor]:
 
 
 def _remove_half_made(context: Context) -> None:
-    for trajectory in half_made.left_behind(context.catalog):
+    for trajectory in half_made.find_incomplete(context.catalog):
         _log.warning("trajectory %s is removed: the daemon died before it was complete", trajectory.id)
         context.catalog.remove_trajectory(trajectory.id)
         context.events.remove(trajectory.id)
@@ -87,12 +87,9 @@ def sweep_spool(context: Context) -> None:
 def _clear_run_dir(context: Context, spared: Collection[str]) -> None:
     directory = context.run_dir / "c"
     directory.mkdir(mode=0o711, parents=True, exist_ok=True)
-    fd = os.open(directory, files.DIR_FLAGS)
-    try:
+    with files.closing_fd(os.open(directory, files.DIR_FLAGS)) as fd:
         for name in set(os.listdir(fd)).difference(spared):
             files.remove_tree(fd, name)
-    finally:
-        os.close(fd)
 
 
 def _after_boot(context: Context) -> None:

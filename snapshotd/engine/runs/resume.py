@@ -16,7 +16,7 @@ from snapshotd.api.record import UNSET
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
 from snapshotd.engine.journal import idempotency
-from snapshotd.engine.journal.replay import Resumption, origin_of, shown
+from snapshotd.engine.journal.replay import Resumption, clip, origin_of
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.errors import Ambiguous, Conflict, NotFound, Undecided, UsageError
 from snapshotd.failpoints import hit
@@ -70,7 +70,7 @@ class Resumes:
             sandbox, calls = self._sessions.launch(trajectory, began, head)
         try:
             self._catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
-            self._sessions.adopt(sandbox, calls, resumption, idempotency.cut_off(self._catalog, trajectory))
+            self._sessions.adopt(sandbox, calls, resumption, idempotency.cut_off_keys(self._catalog, trajectory))
             self._sessions.start_agent(sandbox, trajectory.agent)
         except BaseException:
             self._sessions.discard(sandbox)
@@ -78,9 +78,9 @@ class Resumes:
             raise
 
     def entries(self, trajectory: Trajectory, head: Snapshot) -> tuple[JournalEntry, ...]:
-        """The entries that a restarted program has to meet: the journal from its beginning, and the calls that ended
-        since the head. Before them those that it has to run again."""
-        bound = recorded(self._catalog, head, trajectory.began)
+        """The entries that a restarted program has to meet: first the calls that it has to run again, then the journal from its
+        beginning, then the calls that ended since the head."""
+        bound = entries_upto(self._catalog, head, trajectory.began)
         return (*bound, *(entry for entry in self._catalog.unbound(trajectory.id) if entry.status is not None))
 
     def _check(self, trajectory: Trajectory) -> None:
@@ -100,7 +100,7 @@ class Resumes:
     def _settle(self, trajectory: Trajectory, decisions: Sequence[DecisionFields]) -> None:
         """Give every call that was cut off its outcome. Undecided, before anything is changed."""
         cut_off = [entry for entry in self._catalog.unbound(trajectory.id) if entry.status is None]
-        decided = {_named(decision.call, cut_off, trajectory).id: decision for decision in decisions}
+        decided = {_find_cut_off(decision.call, cut_off, trajectory).id: decision for decision in decisions}
         open_questions = [
             entry for entry in cut_off if entry.side_effect is SideEffect.IRREVERSIBLE and entry.id not in decided
         ]
@@ -123,14 +123,14 @@ class Resumes:
             self._catalog.end_entry(trajectory.id, ended)
 
 
-def recorded(catalog: Catalog, head: Snapshot, began: SnapshotID | None) -> tuple[JournalEntry, ...]:
-    """The journal of a program up to a snapshot. Before it, as cut off, the calls that ran at that snapshot, and at those
-    to which a person went back."""
+def entries_upto(catalog: Catalog, head: Snapshot, began: SnapshotID | None) -> tuple[JournalEntry, ...]:
+    """The journal of a program up to a snapshot. Before it come, as cut off, the calls that ran when that snapshot was taken,
+    or one to which a person went back."""
     cut_off = (replace(entry, status=None, details={}) for entry in catalog.left_running(head.id, since=began))
     return (*cut_off, *catalog.journal(head.id, since=began))
 
 
-def _named(ref: str, cut_off: Sequence[JournalEntry], trajectory: Trajectory) -> JournalEntry:
+def _find_cut_off(ref: str, cut_off: Sequence[JournalEntry], trajectory: Trajectory) -> JournalEntry:
     found = [entry for entry in cut_off if entry.id.startswith(ref) or origin_of(entry) == ref] if ref else []
     if len(found) > 1 or (found and len(ref) < MIN_PREFIX_CHARS):
         raise Ambiguous(
@@ -143,7 +143,7 @@ def _named(ref: str, cut_off: Sequence[JournalEntry], trajectory: Trajectory) ->
 
 
 def _question(trajectory: Trajectory, entries: Sequence[JournalEntry]) -> str:
-    calls = "; ".join(f"{short(entry.id)} {entry.name} with {shown(entry.arguments, 200)}" for entry in entries[:5])
+    calls = "; ".join(f"{short(entry.id)} {entry.name} with {clip(entry.arguments, 200)}" for entry in entries[:5])
     more = f" and {len(entries) - 5} more" if len(entries) > 5 else ""
     return (
         f"nobody knows whether these irreversible calls of {short(trajectory.id)} happened: {calls}{more}; find out, then "

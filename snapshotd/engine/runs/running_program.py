@@ -9,7 +9,7 @@ from collections.abc import Callable
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog
 from snapshotd.engine.journal.pipeline import Journal
-from snapshotd.engine.journal.reuse import counted
+from snapshotd.engine.journal.reuse import reuse_count
 from snapshotd.engine.runs.execution import KILLED, Execution, reached_limit, status_of
 from snapshotd.engine.sandbox.kept import KeptProcess
 from snapshotd.engine.sandbox.pump import CommandOutcome
@@ -57,14 +57,14 @@ class Program:
         sandbox, trajectory = self._sandbox, self._sandbox.trajectory
         argv = tuple(map(self._context.secrecy.of(trajectory).reveal_text, agent.argv))
         spec = self._execution.spec(sandbox, argv, agent.cwd, agent.env, agent.user)
-        self._journal.replay.when_live(self._outlive)
+        self._journal.replay.call_when_live(self._outlive)
         try:
             self._kept.open()
             self._process, _ = self._execution.start(sandbox, spec, keep=self._kept.key)
         except BaseException:
             self._kept.close()
             raise
-        sandbox.use.program_started()
+        sandbox.use.mark_program_running()
         self._log = self._context.events.begin(trajectory.id, afresh=True)
         image = self._context.image(trajectory.spec.image)
         self._log.append(
@@ -80,7 +80,7 @@ class Program:
             self._log.append({"event": "warning", "message": sentence})
 
     def attach(self, process: Process, log: EventLog) -> None:
-        """It was started by an earlier daemon. SandboxFailed."""
+        """Take a process that an earlier daemon started. SandboxFailed."""
         self._process, self._log = process, log
         self._kept.open()
 
@@ -94,7 +94,7 @@ class Program:
             self._thread.join()
 
     def _outlive(self) -> None:
-        """Once it is live, the sandbox is there for the next daemon, too."""
+        """Let the next daemon go on with the sandbox, once its program is live."""
         if self._journal.replay.settled:
             self._sandbox.outlive(
                 {
@@ -114,7 +114,7 @@ class Program:
             reached = reached_limit(sandbox, Hits()) if exit_code == KILLED else None  # the sandbox is this program's
             if reached is not None:
                 log.append({"event": "warning", "message": reached})
-            status = self._ended(outcome, reached)
+            status = self._take_exit_snapshot(outcome, reached)
         except SnapshotdError as exc:
             if not sandbox.closed:
                 log.append({"event": "warning", "message": exc.message, "code": exc.code})
@@ -131,12 +131,12 @@ class Program:
             self._finish(sandbox, log, exit_code, status)
         _log.info("run of %s ended: %s, exit code %s", sandbox.trajectory.id, status, exit_code)
 
-    def _ended(self, outcome: CommandOutcome, reached: str | None) -> TrajectoryStatus:
-        """The agent's process is gone: take the exit snapshot, unless a `stop` has ended the sandbox. `reached`: the
-        message about a limit that was reached."""
+    def _take_exit_snapshot(self, outcome: CommandOutcome, reached: str | None) -> TrajectoryStatus:
+        """Take the exit snapshot of a program that has ended, unless a `stop` has ended the sandbox. `reached`: the message
+        about a limit that was reached."""
         sandbox, log = self._sandbox, self._log
         with sandbox.lock:
-            sandbox.use.cut_off()
+            sandbox.use.cut_off_commands()
         diverged = None if sandbox.closed else self._journal.replay.finish()
         if diverged is not None:
             raise diverged
@@ -148,7 +148,7 @@ class Program:
                 "exit",
                 {
                     "argv": list(agent.argv if agent is not None else ()),
-                    **counted(self._context.catalog, sandbox.trajectory),
+                    **reuse_count(self._context.catalog, sandbox.trajectory),
                 },
                 status=status_of(outcome),
                 exit_code=outcome.exit_code,

@@ -20,18 +20,17 @@ from snapshotd.engine.journal.idempotency import Keys
 from snapshotd.engine.journal.keyvalue import KeyValueStore
 from snapshotd.engine.journal.pipeline import Journal
 from snapshotd.engine.journal.replay import Resumption
-from snapshotd.engine.journal.reuse import counted
+from snapshotd.engine.journal.reuse import reuse_count
 from snapshotd.engine.protocol.agent_handler import HandlerSlot
 from snapshotd.engine.runs.commands import Commands
 from snapshotd.engine.runs.execution import Execution
-from snapshotd.engine.runs.launch import Launcher, alive
+from snapshotd.engine.runs.launch import Launcher, is_alive
 from snapshotd.engine.runs.launched import Adoption, ThrowAways, renew_network
 from snapshotd.engine.runs.running_program import Program
 from snapshotd.engine.runs.services.starts import SandboxServices
 from snapshotd.engine.sandbox.attach import Survivor
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.places import Places
-from snapshotd.engine.sandbox.root import Captured
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
 from snapshotd.engine.storage.cold import Cold, gone
@@ -75,10 +74,10 @@ class Sessions:
     ) -> None:
         self._context, self._launcher, self._background = context, launcher, background
         self._execution = Execution(context, gateways)
-        self.commands = Commands(context, self._execution, self._stepped, self.check_place)
-        self.services = SandboxServices(context, self.commands, self._stepped, self.starting)
+        self.commands = Commands(context, self._execution, background.submit, self.check_place)
+        self.services = SandboxServices(context, self.commands, background.submit, self.starting)
         own = (Places(context, cold.take), gate, store, gateways, self.services.start)
-        self._adoption = Adoption(context, self._stepped, *own)
+        self._adoption = Adoption(context, background.submit, *own)
         self._live: dict[TrajectoryID, _Live] = {}
         self._launched: list[Sandbox] = []
         self.throw_aways = ThrowAways(context, self.launch, self.discard)
@@ -97,8 +96,8 @@ class Sessions:
             live = self._live.get(trajectory)
             return None if live is None else live.sandbox
 
-    def stood_on(self) -> set[SnapshotID]:
-        """The snapshots that live sandboxes began from, or will build their next on."""
+    def used_snapshots(self) -> set[SnapshotID]:
+        """The snapshots that live sandboxes began from, or on which they build their next one."""
         found = {snapshot for sandbox in self.live() for snapshot in (sandbox.root.base, sandbox.head)}
         return {snapshot for snapshot in found if snapshot is not None}
 
@@ -115,7 +114,7 @@ class Sessions:
         return sandbox, calls
 
     def launched(self) -> list[Sandbox]:
-        """Every sandbox in which something may run, throw-away ones, too."""
+        """Every sandbox in which a process may run, throw-away ones among them."""
         with self._lock:
             return list({id(one): one for one in (*self.live(), *self._launched) if not one.closed}.values())
 
@@ -136,7 +135,8 @@ class Sessions:
                 self._attach(survivor)
             except Exception:  # noqa: BLE001 - one of them must not keep the daemon from starting
                 _log.warning("the run of %s cannot be gone on with", survivor.trajectory.id, exc_info=True)
-                _give_up(survivor, self._context)
+                with contextlib.suppress(Exception):
+                    survivor.give_up(self._context)
 
     def _attach(self, survivor: Survivor) -> None:
         trajectory = survivor.trajectory
@@ -150,14 +150,14 @@ class Sessions:
                 self._background.tell_missed(trajectory.id, survivor.facts["began_at_ns"])
         except BaseException:
             with sandbox.lock:
-                sandbox.use.no_more_steps()
+                sandbox.use.close()
             calls.open.set()
             sandbox.server.close()
             raise
         self._register(sandbox, journal)
         if program is not None:
             self._follow(sandbox, program)
-        self.commands.go_on(sandbox, survivor.commands, self.services.ended)
+        self.commands.go_on(sandbox, survivor.commands, self.services.restart)
         self.services.go_on(sandbox)
         calls.open.set()
         _log.info("going on with the run of %s", trajectory.id)
@@ -177,12 +177,14 @@ class Sessions:
                 del self._live[trajectory]
 
     def starting(self, trajectory: TrajectoryID) -> threading.Lock:
-        """Held while a trajectory's sandbox is started, so that there is one."""
+        """The lock under which a trajectory's sandbox is started, so that there is only one."""
         with self._lock:
             return self._starting.setdefault(trajectory, threading.Lock())
 
-    def running(self, trajectory: Trajectory, idle_timeout_s: float | None = None, *, services: bool = True) -> Sandbox:
-        """The trajectory's sandbox, started from its head if it is not up (any more), by default with its services.
+    def ensure_running(
+        self, trajectory: Trajectory, idle_timeout_s: float | None = None, *, services: bool = True
+    ) -> Sandbox:
+        """The trajectory's sandbox. It is started from the head if it is not up, by default with its services.
         `idle_timeout_s`: how long it may idle from now on. UsageError: it is a folder; SandboxFailed, as `start`."""
         if trajectory.spec.runtime == FOLDER:
             raise UsageError(
@@ -191,7 +193,7 @@ class Sessions:
         self._context.ownership.check(trajectory.id)
         with self.starting(trajectory.id):
             sandbox = self.find(trajectory.id)
-            if sandbox is not None and not alive(sandbox):
+            if sandbox is not None and not is_alive(sandbox):
                 self.discard(sandbox)
                 sandbox = None
             if sandbox is None:
@@ -216,11 +218,11 @@ class Sessions:
         return sandbox
 
     @contextlib.contextmanager
-    def started_for_change(self, trajectory: Trajectory) -> Iterator[Sandbox]:
-        """As `running`, for a change that may be refused inside: a sandbox that was started for it ends then, and the
-        trajectory's status is what it was, unless a client has begun to use it. Its services come back behind that."""
+    def start_for_change(self, trajectory: Trajectory) -> Iterator[Sandbox]:
+        """Have the trajectory's sandbox run for a change in the block. If that fails, a sandbox that was started for it ends,
+        and the status is what it was, unless a client has begun to use it. Services come back after the block."""
         before, known = self._context.catalog.get_trajectory(trajectory.id).status, self.find(trajectory.id)
-        sandbox = self.running(trajectory, services=False)
+        sandbox = self.ensure_running(trajectory, services=False)
         try:
             yield sandbox
         except BaseException:
@@ -246,28 +248,28 @@ class Sessions:
                 raise Conflict(
                     f"a command in {name} has not ended: wait for it, or cut it off (`snapshotd stop {name}`)"
                 )
-            keep = keep and alive(sandbox)
+            keep = keep and is_alive(sandbox)
             if keep:
-                sandbox.use.cut_off()
+                sandbox.use.cut_off_commands()
             if not sandbox.closed:
-                self._close(trajectory, sandbox, keep=keep and not self._replaying(trajectory))
+                self._close(trajectory, sandbox, keep=keep and not self._is_replaying(trajectory))
         self._launcher.end(sandbox)
         if live.program is not None:
             live.program.join()
         self._unregister(sandbox)
 
     def _close(self, trajectory: Trajectory, sandbox: Sandbox, *, keep: bool) -> None:
-        """Caller holds the sandbox's lock. On an error it goes on."""
+        """Take the last snapshot, and let no step follow. The caller holds the sandbox's lock. On an error the sandbox goes on."""
         try:
             if keep and sandbox.root.changed:
-                _take_last(self._context.catalog, sandbox, self._stepped)
+                _take_last(self._context.catalog, sandbox, self._background.submit)
             self._context.catalog.set_status(trajectory.id, TrajectoryStatus.STOPPED)
         except BaseException:
             sandbox.use.carry_on()
             raise
-        sandbox.use.no_more_steps()
+        sandbox.use.close()
 
-    def _replaying(self, trajectory: Trajectory) -> bool:
+    def _is_replaying(self, trajectory: Trajectory) -> bool:
         """True if the trajectory's program is being replayed: the sandbox's files are then recorded already."""
         journal = self._find_journal(trajectory)
         return journal is not None and (journal.replay.replaying or journal.recorder.diverged is not None)
@@ -276,13 +278,10 @@ class Sessions:
         live = self._live.get(trajectory.id)
         return None if live is None else live.journal
 
-    def _stepped(self, snapshot: Snapshot, captured: Captured) -> None:
-        self._background.submit(snapshot, captured)
-
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def check_place(self, sandbox: Sandbox) -> None:
-        """Conflict: its program is being replayed, which gives it one root after another."""
+        """Conflict: no command can run now, because a replay gives the sandbox one root after another."""
         journal = self._find_journal(sandbox.trajectory)
         if journal is not None and journal.replay.retraces:
             name = short(sandbox.trajectory.id)
@@ -292,16 +291,13 @@ class Sessions:
             )
 
     def open_calls(self, sandbox: Sandbox) -> list[str]:
-        """Names of the tool calls that its program has begun and not ended."""
+        """The names of the tool calls that the sandbox's program has begun and not ended."""
         journal = self._find_journal(sandbox.trajectory)
         return [] if journal is None else journal.recorder.pending.open_tools()
 
     def start_agent(self, sandbox: Sandbox, agent: AgentSpec, *, first: Snapshot | None = None) -> None:
-        """Start a trajectory's program from the top; a thread follows it to its end. `first` is its start snapshot, if
-        it has one of its own.
-
-        CommandNotFound etc. leave the sandbox as it was.
-        """
+        """Start a trajectory's program from the top; a thread follows it to its end. `first`: its start snapshot, if it has
+        one of its own. Errors, such as CommandNotFound, leave the sandbox as it was."""
         program = self._program(sandbox, self._live[sandbox.trajectory.id].journal, time.time_ns())
         program.start(agent)
         if first is not None:
@@ -309,7 +305,9 @@ class Sessions:
         self._follow(sandbox, program)
 
     def _program(self, sandbox: Sandbox, journal: Journal, began_at_ns: int) -> Program:
-        return Program(self._context, self._execution, self._stepped, self._finish, sandbox, journal, began_at_ns)
+        return Program(
+            self._context, self._execution, self._background.submit, self._finish, sandbox, journal, began_at_ns
+        )
 
     def _follow(self, sandbox: Sandbox, program: Program) -> None:
         with self._lock:
@@ -321,22 +319,21 @@ class Sessions:
     def _finish(self, sandbox: Sandbox, log: EventLog, exit_code: int | None, status: TrajectoryStatus) -> None:
         trajectory = sandbox.trajectory
         with sandbox.lock:
-            sandbox.use.cut_off()
+            sandbox.use.cut_off_commands()
         if sandbox.closed:
             status = TrajectoryStatus.STOPPED
         reused: dict[str, Any] = {}
         try:
             try:
                 with self.starting(trajectory.id):
-                    if (
-                        self.find(trajectory.id) or sandbox
-                    ) is sandbox:  # else the status is that of another one, started meanwhile
+                    # else the status is that of another sandbox, started meanwhile
+                    if (self.find(trajectory.id) or sandbox) is sandbox:
                         self._context.catalog.set_status(trajectory.id, status, exit_code)
             finally:
                 self._launcher.end(sandbox)
             self._background.wait()
             count = self._context.catalog.count_snapshots(trajectory.id)
-            reused = counted(self._context.catalog, trajectory)
+            reused = reuse_count(self._context.catalog, trajectory)
         except SnapshotdError as exc:
             log.append({"event": "warning", "message": exc.message})
             count = sandbox.writer.seq
@@ -354,7 +351,7 @@ class Sessions:
         )
 
     def close(self) -> None:
-        """Stop everything, each with a last snapshot, and end throw-away sandboxes. Errors are logged, and stop nothing."""
+        """Stop all sandboxes, each with a last snapshot, and end throw-away ones. Errors are logged, and stop nothing."""
         self.throw_aways.end(self._launcher.end)
         for sandbox in self.live():
             _stop_or_end(sandbox, self.stop, self._launcher.end)
@@ -363,7 +360,8 @@ class Sessions:
 
 
 def _stop_or_end(sandbox: Sandbox, stop: Callable[[Trajectory], object], end: Callable[[Sandbox], object]) -> None:
-    """Errors are logged: a defect with one sandbox must not cost the others what they hold."""
+    """Stop a sandbox, or end it if that fails. Errors are logged: a defect with one sandbox must not cost the others what they
+    hold."""
     try:
         stop(sandbox.trajectory)
     except Exception:  # noqa: BLE001 - see above
@@ -391,8 +389,3 @@ def check_not_running(sandbox: Sandbox | None, trajectory: Trajectory) -> None:
             f"trajectory {short(trajectory.id)} is running; stop it first (`snapshotd stop`), or remove it by force (`snapshotd rm "
             "--force`)"
         )
-
-
-def _give_up(survivor: Survivor, context: Context) -> None:
-    with contextlib.suppress(Exception):
-        survivor.give_up(context)

@@ -6,7 +6,7 @@ from typing import Any
 
 from snapshotd.engine import requests
 from snapshotd.engine.context import Context
-from snapshotd.engine.runs.launch import alive
+from snapshotd.engine.runs.launch import is_alive
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
 from snapshotd.errors import Conflict, UsageError
@@ -29,7 +29,7 @@ def take_snapshot(
     if name is not None and if_changed:
         raise UsageError("a snapshot with a name is taken in any case; leave out the name, or `if_changed`")
     sandbox = sessions.find(trajectory.id)
-    if sandbox is None or not alive(sandbox):
+    if sandbox is None or not is_alive(sandbox):
         raise _not_running(trajectory)
     sessions.check_place(sandbox)
     with sandbox.lock:

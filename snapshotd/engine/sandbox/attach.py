@@ -72,12 +72,12 @@ def drop_kept(context: Context, unwanted: Callable[[str], bool]) -> None:
 
 
 def record_of(context: Context, container: ContainerID) -> LiveRecord:
-    """Place of a container's live record, which may not exist."""
+    """The live record of a container. It need not exist on disk."""
     return LiveRecord(context.run_dir / _DIRECTORY / container)
 
 
 def outlive(context: Context, sandbox: Sandbox) -> None:
-    """Make sure that the next daemon can go on with a sandbox. One with a program does that by itself."""
+    """Make sure that the next daemon can go on with a sandbox. A sandbox with a program sees to that by itself."""
     with sandbox.lock:
         if sandbox.use.agent_running or sandbox.survival.is_kept:
             return
@@ -94,18 +94,18 @@ def outlive(context: Context, sandbox: Sandbox) -> None:
         )
 
 
-def survivors(context: Context) -> list[Survivor]:
+def find_survivors(context: Context) -> list[Survivor]:
     """Every sandbox that this daemon can go on with. Its layers are pinned and held from now on. The records of the
     others are removed."""
-    return list(_survivors(context))
+    return list(_find_survivors(context))
 
 
-def _survivors(context: Context) -> Iterator[Survivor]:
+def _find_survivors(context: Context) -> Iterator[Survivor]:
     directory = context.run_dir / _DIRECTORY
     for name in sorted(os.listdir(directory)) if directory.is_dir() else ():
         record = record_of(context, ContainerID(name))
         try:
-            survivor = _survivor(context, record)
+            survivor = _find_survivor(context, record)
         except (SnapshotdError, OSError, KeyError, TypeError, ValueError) as exc:
             _log.warning("the sandbox %s of an earlier daemon is not gone on with: %s", name, exc)
             survivor = None
@@ -115,7 +115,7 @@ def _survivors(context: Context) -> Iterator[Survivor]:
             yield survivor
 
 
-def _survivor(context: Context, record: LiveRecord) -> Survivor | None:
+def _find_survivor(context: Context, record: LiveRecord) -> Survivor | None:
     found = live.read(record.directory)
     if found is None:
         return None
@@ -125,17 +125,17 @@ def _survivor(context: Context, record: LiveRecord) -> Survivor | None:
     container = runtime.attach(ContainerID(record.directory.name))
     if container is None or trajectory.status is not TrajectoryStatus.RUNNING:
         return None
-    process, commands = context.keeper.process(container.id), _commands(context, container.id)
+    process, commands = context.keeper.process(container.id), _find_commands(context, container.id)
     if process is None and not commands:
         return None
     try:
-        return _settled(context, trajectory, runtime, container, process, commands, record, facts, roots)
+        return _settle(context, trajectory, runtime, container, process, commands, record, facts, roots)
     except BaseException:
         _close(process, commands)
         raise
 
 
-def _commands(context: Context, container: ContainerID) -> dict[CallID, Process]:
+def _find_commands(context: Context, container: ContainerID) -> dict[CallID, Process]:
     """The commands in the background of a container that the keeper has."""
     found = {}
     for key in sorted(context.keeper.keys()):
@@ -146,7 +146,7 @@ def _commands(context: Context, container: ContainerID) -> dict[CallID, Process]
     return found
 
 
-def _settled(
+def _settle(
     context: Context,
     trajectory: Trajectory,
     runtime: Runtime,
@@ -179,8 +179,8 @@ def _settled(
 
 
 def _end_cut_off_commands(cgroup: Members, spared: set[int]) -> None:
-    """Kills clients' commands: they were cut off with the daemon that ran them. Their background children live on, as
-    ever."""
+    """Kill clients' commands: they were cut off with the daemon that ran them. Their background children live on, as
+    always."""
     inside = set(cgroup.members())
     for pid in inside - spared:
         try:

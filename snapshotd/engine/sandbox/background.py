@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from snapshotd.engine.base import LookedAt
 from snapshotd.engine.context import Context
@@ -34,31 +34,24 @@ _NEWEST = 16
 """Steps of a run that may have ended and not been told of: one, or one of each call that runs beside others."""
 
 
-@dataclass(slots=True)
-class _Job:
-    snapshot: Snapshot | None
-    captured: Captured | None
-    done: Callable[[], object] | None = None
-
-
 class Background:
     """See the module's text. Thread-safe."""
 
     def __init__(self, context: Context, merger: Merger, links: LinkGroups, worker: Worker, archive: Archive) -> None:
         self._context, self._merger, self._links, self._worker, self._archive = context, merger, links, worker, archive
         self.pauses = Pauses()
-        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="background")
         self._thread.start()
 
     def submit(self, snapshot: Snapshot, captured: Captured | None = None) -> None:
-        """After a step. Blocks only while the archive is hopelessly behind."""
+        """Tell of a step, and queue the work after it. Blocks only while the archive is hopelessly behind."""
         self.pauses.add(snapshot.pause_ns)
         self._tell(snapshot, captured)
         self._enqueue(snapshot, captured)
 
     def go_on(self, snapshots: Iterable[Snapshot]) -> None:
-        """After steps of an earlier daemon, whose changes are not counted."""
+        """Queue the work after steps of an earlier daemon, which has not counted their changes."""
         for snapshot in snapshots:
             self._enqueue(snapshot, None)
 
@@ -72,19 +65,19 @@ class Background:
                 self._tell(snapshot, None)
 
     def _enqueue(self, snapshot: Snapshot, captured: Captured | None) -> None:
-        self._queue.put(_Job(snapshot, captured))
+        self._queue.put(lambda: self._settle(snapshot, captured))
         self._archive.kick()
         self._archive.admit()
 
     def wait(self) -> None:
         """Return when every snapshot submitted so far is counted."""
         done = threading.Event()
-        self.later(done.set)
+        self.run_later(done.set)
         done.wait()
 
-    def later(self, action: Callable[[], object]) -> None:
-        """Queue an action. It logs its own errors and must not raise."""
-        self._queue.put(_Job(None, None, action))
+    def run_later(self, action: Callable[[], object]) -> None:
+        """Have an action run in the queue's turn. It logs its own errors and must not raise."""
+        self._queue.put(action)
 
     def close(self) -> None:
         """Finish the queue and end. Idempotent."""
@@ -92,11 +85,8 @@ class Background:
         self._thread.join()
 
     def _work(self) -> None:
-        while (job := self._queue.get()) is not None:
-            if job.snapshot is not None:
-                self._settle(job.snapshot, job.captured)
-            if job.done is not None:
-                job.done()
+        while (action := self._queue.get()) is not None:
+            action()
 
     def _settle(self, snapshot: Snapshot, captured: Captured | None) -> None:
         if captured is not None and captured.cleanup is not None:

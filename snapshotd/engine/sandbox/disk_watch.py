@@ -16,6 +16,7 @@ from collections.abc import Callable
 from snapshotd.engine.context import Context
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import SnapshotdError
+from snapshotd.kernel import files
 from snapshotd.kernel.quota import Used
 from snapshotd.layers.disk_use import measure
 from snapshotd.terms import number_of
@@ -65,11 +66,8 @@ class DiskWatch:
         upper, room = sandbox.root.upper, sandbox.root.room()
         before = self._seen.get(upper, Used(0, 0))
         try:
-            fd = self._context.store.read_upper(upper)
-            try:
+            with files.closing_fd(self._context.store.read_upper(upper)) as fd:
                 found = measure(fd, Used(max(room.bytes, before.bytes), max(room.inodes, before.inodes)))
-            finally:
-                os.close(fd)
             self._seen[upper] = found
             if (found.bytes > room.bytes and found.bytes > before.bytes) or (
                 found.inodes > room.inodes and found.inodes > before.inodes

@@ -25,6 +25,7 @@ from snapshotd.engine.sandbox.live import Root, Survival
 from snapshotd.engine.sandbox.quiesce import blocker, is_zombie, writable_mappings
 from snapshotd.engine.sandbox.root import Captured, RootParts, SandboxRoot, frozen
 from snapshotd.engine.sandbox.writer import TrajectoryWriter
+from snapshotd.kernel import files
 from snapshotd.kernel.mounts import Layout
 from snapshotd.kernel.rootless import owner_outside
 from snapshotd.layers.capture import FinishedCapture, capture_folder, folder_changed, scan_folder
@@ -56,7 +57,7 @@ class FolderRoot(SandboxRoot):
 
     @property
     def changed(self) -> bool:
-        return self.fresh > 0 or folder_changed(self.store, self.upper, self._scanned, self._mapped())
+        return self.fresh > 0 or folder_changed(self.store, self.upper, self._scanned, self._mapped_paths())
 
     def capture(self) -> Captured:
         start = time.perf_counter_ns()
@@ -84,11 +85,8 @@ class FolderRoot(SandboxRoot):
         return self.store.open_upper(self.upper)
 
     def view(self) -> View:
-        fd = self.store.read_upper(self.upper)
-        try:
+        with files.closing_fd(self.store.read_upper(self.upper)) as fd:
             return StackView([fd])
-        finally:
-            os.close(fd)
 
     def rewrite(self, wanted: View, container: Container) -> None:
         with self.view() as now:
@@ -125,18 +123,15 @@ class FolderRoot(SandboxRoot):
         return Root(0, self.upper, self.stack, self.base, self.fresh, self._writer.head, lazy=False)
 
     def _capture(self) -> FinishedCapture | None:
-        return capture_folder(self.store, self.upper, self._scanned, self._mapped())
+        return capture_folder(self.store, self.upper, self._scanned, self._mapped_paths())
 
     def _write(self, now: View, wanted: View) -> None:
         """Write what differs, times included, since programs build by them."""
         changes = list(diff.diff(now, wanted, times=True))
-        fd = self.store.read_upper(self.upper)
-        try:
+        with files.closing_fd(self.store.read_upper(self.upper)) as fd:
             apply.apply(fd, changes, wanted, owner=owner_outside(), whole_groups=True)
-        finally:
-            os.close(fd)
 
-    def _mapped(self) -> set[bytes]:
+    def _mapped_paths(self) -> set[bytes]:
         """The files of the folder that some process may change without a new time."""
         folder = os.fsencode(folder_of(self.store, self.upper)).lstrip(b"/") + b"/"
         return {path.removeprefix(folder) for path in writable_mappings(self._parts.cgroup) if path.startswith(folder)}
@@ -161,12 +156,8 @@ def fill(store: LayerStore, trajectory: TrajectoryID, stack: Stack, disk_bytes: 
     upper = store.create(LayerID(trajectory))
     try:
         store.limits.limit(upper, store.limits.room(stack, disk_bytes))
-        fd = store.read_upper(upper)
-        try:
-            with open_stack(store, stack) as view:
-                materialise(view, b"", fd, owner=owner_outside())
-        finally:
-            os.close(fd)
+        with files.closing_fd(store.read_upper(upper)) as fd, open_stack(store, stack) as view:
+            materialise(view, b"", fd, owner=owner_outside())
         store.drop_work(upper)
     except BaseException:
         store.remove(upper)

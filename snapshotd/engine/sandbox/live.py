@@ -49,7 +49,7 @@ class Root:
 
 
 class LiveRecord:
-    """The live record of one sandbox. The caller holds the sandbox's lock, but for `wire`."""
+    """The live record of one sandbox. The caller holds the sandbox's lock, but for `note_wire`."""
 
     def __init__(self, directory: Path) -> None:
         """Nothing is written before `open`."""
@@ -74,19 +74,19 @@ class LiveRecord:
         self._has_state = (self.directory / _STATE).exists()
 
     def keep(self, facts: dict[str, Any], roots: Sequence[Root]) -> None:
-        """The sandbox has one of these roots, and another daemon can go on with it. `facts`: everything else that it
-        has to know."""
+        """Record that the sandbox has one of these roots: another daemon can go on with it from now on. `facts`: everything
+        else that this daemon has to know."""
         if self._pending is not None:
             self._replace(_FACTS, {"version": _VERSION, **facts, "roots": [asdict(root) for root in roots]})
             self.kept = self._pending is not None
 
     def forget(self) -> None:
-        """The sandbox is between two states, until the next `keep`."""
+        """Remove `sandbox.json`, so that no daemon goes on with the sandbox until the next `keep`: it is between two states."""
         self.kept = False
         (self.directory / _FACTS).unlink(missing_ok=True)
 
     def note(self, head: SnapshotID, fields: dict[str, Any]) -> None:
-        """Something that the next snapshot after `head` will bind."""
+        """Note a record that the next snapshot after `head` will bind."""
         if self._pending is None:
             return
         line = _line({"head": head, **fields})
@@ -97,14 +97,14 @@ class LiveRecord:
         self._append(self._pending, line)
 
     def set_state(self, head: SnapshotID, state: dict[str, Any]) -> None:
-        """The agent's state, changed since `head`."""
+        """Keep the agent's state, which has changed since `head`."""
         if self._pending is not None:
             self._replace(_STATE, {"head": head, "state": state})
             self._has_state = True
 
-    def bound(self, head: SnapshotID, residue: dict[str, Any]) -> None:
-        """A snapshot binds the pending records; it is the head now. The `residue`, which it does not bind, was noted
-        for it before."""
+    def drop_bound(self, head: SnapshotID, residue: dict[str, Any]) -> None:
+        """Drop the pending records and the state, which the snapshot `head` binds. The `residue`, which it does not bind,
+        was noted for it before."""
         if self._pending is None:
             return
         try:
@@ -122,13 +122,13 @@ class LiveRecord:
         except OSError as exc:
             self._give_up(exc)
 
-    def wire(self, fields: dict[str, Any]) -> None:
-        """Something that the gateway has to know as long as the sandbox lives."""
+    def note_wire(self, fields: dict[str, Any]) -> None:
+        """Note a record that the gateway needs as long as the sandbox lives."""
         if self._wire is not None:
             self._append(self._wire, _line(fields))
 
     def remove(self) -> None:
-        """The sandbox ends. Idempotent."""
+        """Remove the record: the sandbox ends. Idempotent."""
         self.kept = False
         for file in (self._pending, self._wire):
             if file is not None:
@@ -159,7 +159,7 @@ class LiveRecord:
 class Survival:
     """The survival of a sandbox beyond the daemon: what the next one needs to go on with it. Only a sandbox with a
     program, or with a command in the background, has a record; for any other, nothing is written. The sandbox's lock
-    guards it, but for `wire`."""
+    guards it, but for `note_wire`."""
 
     def __init__(self, kept: Sequence[str] = ()) -> None:
         self.kept = list(kept)
@@ -199,52 +199,51 @@ class Survival:
         if self._record is not None:
             self._record.set_state(head, state)
 
-    def wire(self, fields: dict[str, Any]) -> None:
-        """See `LiveRecord.wire`."""
+    def note_wire(self, fields: dict[str, Any]) -> None:
+        """See `LiveRecord.note_wire`."""
         if self._record is not None:
-            self._record.wire(fields)
+            self._record.note_wire(fields)
 
     def outlive(self, facts: dict[str, Any], present: Root) -> None:
-        """From now on the next daemon can go on with the sandbox, if this one dies. `facts`: as `LiveRecord.keep`."""
+        """Let the next daemon go on with the sandbox if this one dies from now on. `facts`: as `LiveRecord.keep`."""
         self._facts = facts
         self._keep((present,))
 
     def announce(self, root: Root) -> None:
-        """The root is about to become this one: after a crash, the next daemon sees by the mount which of the two it
-        is."""
+        """Note the root that the sandbox is about to get beside the present one: after a crash, the next daemon sees by the
+        mount which of the two it is."""
         if self._record is not None and self._record.kept:
             self._keep((*self._roots[:1], root))
 
-    def arrived(self) -> None:
-        """The root is the announced one."""
+    def confirm_announced(self) -> None:
+        """Note that the sandbox has got the announced root."""
         self._roots = self._roots[-1:]
 
-    def moved(self, present: Callable[[], Root]) -> None:
-        """The same mount is the root, and its stack another."""
+    def update_root(self, present: Callable[[], Root]) -> None:
+        """Note that the root, which is the same mount, has another stack."""
         if self._record is not None and self._record.kept:
             self._keep((present(),))
 
     def forget(self) -> None:
-        """Drops the live record: the files match no snapshot from here on, so no daemon can go on with the sandbox
-        until the next snapshot."""
+        """Let no daemon go on with the sandbox until the next snapshot: from here on its files match none."""
         if self._record is not None:
             self._record.forget()
 
-    def committing(self, snapshot: SnapshotID) -> None:
-        """This snapshot is about to become the head: records that it does not bind are noted for it first."""
+    def prepare_commit(self, snapshot: SnapshotID) -> None:
+        """Note the records that this snapshot, which is about to become the head, does not bind."""
         residue = self.residue() if self._record is not None else None
         if residue:
             self.note(snapshot, residue)
 
-    def committed(self, head: SnapshotID, present: Callable[[], Root]) -> None:
-        """This snapshot is the head."""
+    def finish_commit(self, head: SnapshotID, present: Callable[[], Root]) -> None:
+        """Drop the records that this snapshot, which is the head now, binds; and have the sandbox kept again."""
         if self._record is not None:
-            self._record.bound(head, self.residue())
+            self._record.drop_bound(head, self.residue())
             if self._facts is not None and not self._record.kept:
                 self._keep((present(),))
 
     def remove(self) -> None:
-        """The sandbox ends. Idempotent."""
+        """Remove the live record: the sandbox ends. Idempotent."""
         if self._record is not None:
             self._record.remove()
 

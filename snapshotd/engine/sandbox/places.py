@@ -23,7 +23,7 @@ _ENDS = ("exit", "stop")
 
 
 def _has_half_a_call(catalog: Catalog, snapshot: Snapshot) -> bool:
-    """True if its files may include those of a call that had not ended."""
+    """True if the snapshot's files may include files of a call that had not ended."""
     arguments = snapshot.call.arguments
     half_way = isinstance(arguments, dict) and DURING in arguments
     return is_marker(catalog, snapshot, (*_ENDS, SNAPSHOT_NOW) if half_way else _ENDS)

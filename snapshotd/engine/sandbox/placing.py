@@ -6,7 +6,7 @@ are followed and stay inside, mounts are not entered (openat2, RESOLVE_IN_ROOT a
 looked at through a descriptor (O_PATH), so nothing is opened that could block or act. A file is filled where it has no
 name (O_TMPFILE) and then put in place with a rename: whoever looks sees the old one or the new one, whole.
 
-Errors are OSErrors; `told` makes sentences of them.
+Errors are OSErrors; `explain_errors` makes sentences of them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LivePlace:
     there: os.stat_result | None
 
 
-def unnamed(root_fd: int) -> int:
+def open_unnamed(root_fd: int) -> int:
     """A descriptor for writing a file that has no name yet. It goes when it is closed, unless `put` gives it one. Where the
     root's file system has no such files (NFS), it is one of the machine's temporary files, and `put` copies it."""
     try:
@@ -68,7 +68,7 @@ def put(
     *,
     follow: bool = True,
 ) -> None:
-    """Give the file of `fd` (`unnamed`) the name `path`, in place of the file that is there. That one's owner stays,
+    """Give the file of `fd` (`open_unnamed`) the name `path`, in place of the file that is there. That one's owner stays,
     and its mode unless `mode` is given. A link is followed, or without `follow` replaced. Missing directories are made."""
     with _place(root_fd, path, follow=follow, make=owner) as place:
         there = None if place.there is not None and stat.S_ISLNK(place.there.st_mode) else place.there
@@ -85,7 +85,7 @@ def put(
 
 
 def _link(fd: int, dir_fd: int, name: bytes) -> None:
-    """Give the file of `fd` a name, or that name a copy where the file lies elsewhere (`unnamed`)."""
+    """Give the file of `fd` a name, or that name a copy where the file lies elsewhere (`open_unnamed`)."""
     try:
         os.link(files.fd_path(fd), name, dst_dir_fd=dir_fd, follow_symlinks=True)
         return
@@ -184,7 +184,7 @@ def rename(root_fd: int, path: bytes, to: bytes) -> None:
 
 @contextlib.contextmanager
 def _place(root_fd: int, path: bytes, *, follow: bool = False, make: Owner | None = None) -> Iterator[LivePlace]:
-    """Where `path` leads. With `follow` a link at its end is followed; with `make` the directories above are made.
+    """The place that `path` leads to. With `follow` a link at its end is followed; with `make` the directories above are made.
     OSError: EXDEV (something is mounted there), EISDIR (no name in a directory)."""
     for _ in range(_MOST_LINKS):
         above, _, name = path.rstrip(b"/").rpartition(b"/")
@@ -192,14 +192,11 @@ def _place(root_fd: int, path: bytes, *, follow: bool = False, make: Owner | Non
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if make is not None:
             make_dir(root_fd, above, make)
-        dir_fd = files.open_in_root(root_fd, above, _HOLD_DIR)
-        try:
+        with files.closing_fd(files.open_in_root(root_fd, above, _HOLD_DIR)) as dir_fd:
             there, target = _look(dir_fd, name)
             if target is None or not follow:
                 yield LivePlace(dir_fd, name, there)
                 return
-        finally:
-            os.close(dir_fd)
         path = target if target.startswith(b"/") else above + b"/" + target
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
@@ -210,11 +207,9 @@ def _look(dir_fd: int, name: bytes) -> tuple[os.stat_result | None, bytes | None
         held = files.open_in_root(dir_fd, name, _HOLD)
     except FileNotFoundError:
         return None, None
-    try:
+    with files.closing_fd(held):
         st = os.fstat(held)
         return st, os.readlink(b"", dir_fd=held) if stat.S_ISLNK(st.st_mode) else None
-    finally:
-        os.close(held)
 
 
 def _check_replaceable(place: LivePlace) -> None:
@@ -235,9 +230,9 @@ def _name(place: LivePlace, make: Callable[[bytes], None]) -> None:
 
 
 @contextlib.contextmanager
-def told(what: str, path: bytes) -> Iterator[None]:
-    """An OSError in the block as a sentence: `what` is what was tried, such as "write". Other errors stay as they
-    are."""
+def explain_errors(what: str, path: bytes) -> Iterator[None]:
+    """Raise an OSError of the block as an error with a sentence. `what` is the verb of that sentence, such as "write".
+    Errors that need no sentence stay as they are."""
     try:
         yield
     except OSError as exc:

@@ -110,8 +110,8 @@ def pump(
                 pipe.close()
 
 
-def printed(events: Iterable[Event]) -> Iterator[Printed]:
-    """The output that a program has printed so far, as far as it was followed."""
+def printed_output(events: Iterable[Event]) -> Iterator[Printed]:
+    """The pieces of a program's output among these events, without those of its tool calls."""
     for event in events:
         if event["event"] == "output" and "call" not in event:
             yield Printed(event["stream"], base64.b64decode(event["data_b64"]), event.get("shown_bytes", 0))
@@ -223,12 +223,13 @@ class _Attended:
             selector.register(self._caller.fd, selectors.EVENT_READ)
 
     def take(self, fd: int, selector: selectors.BaseSelector) -> set[Stream]:
-        """Do the work that one of these descriptors is ready for. Returns the streams that the caller stops reading."""
+        """Pass on the input, or news of the caller, for which `fd` is ready. Returns the streams that the caller stops
+        reading."""
         if self._caller is None or fd not in (self._caller.fd, self._input_fd):
             return set()  # the input was closed just now
         unread: set[Stream] = set()
         if fd == self._caller.fd:
-            unread = self._caller.heard()
+            unread = self._caller.hear()
             if self._process.terminal and self._caller.terminal is not None and not self._terminal.closed:
                 size = struct.pack("HHHH", *self._caller.terminal, 0, 0)
                 fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, size)

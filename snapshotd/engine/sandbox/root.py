@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +21,7 @@ from snapshotd.engine.sandbox.quiesce import blocker, writable_mappings
 from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import DataLoss
 from snapshotd.failpoints import hit
+from snapshotd.kernel import files
 from snapshotd.kernel.holding.members import Members
 from snapshotd.kernel.mounts import Layout
 from snapshotd.kernel.quota import Used
@@ -131,7 +131,7 @@ class SandboxRoot:
 
     @property
     def store(self) -> LayerStore:
-        """The layers that it is made of."""
+        """The store with the layers of the root."""
         return self._parts.store
 
     @property
@@ -142,14 +142,14 @@ class SandboxRoot:
     @property
     def changed(self) -> bool:
         """True if the sandbox holds files that no snapshot has."""
-        return self.fresh > 0 or not self._unchanged()
+        return self.fresh > 0 or not self._is_unchanged()
 
     @property
     def live_stack(self) -> Stack:
         """The live upper on what it stands on: the files as they are now."""
         return _ground(self._parts.store, self.stack).push(self.upper)
 
-    def _unchanged(self) -> bool:
+    def _is_unchanged(self) -> bool:
         store = self._parts.store
         if store.host.redirects:
             return is_unchanged(store, self.upper, self.stack)
@@ -182,9 +182,8 @@ class SandboxRoot:
         return self.capture_copy(reason)
 
     def revive(self) -> None:
-        """If the process that served files of the root has died, go on on a root that is served again, or written. As
-        long as something is alive that is not parked, everything stays as it is. Errors as
-        `capture`."""
+        """Give the sandbox a root that is served again, or written, if the process that served its files has died. As
+        long as a process is alive that is not parked, nothing changes. Errors as `capture`."""
         if self._lazy_by is None:
             return
         (served_by,) = self._lazy_by
@@ -215,18 +214,14 @@ class SandboxRoot:
     def rewrite(self, wanted: View, container: Container) -> None:
         """Write the files of another view over the present ones, in place, so that the live upper can be read as if it
         were sealed. The caller has stopped the processes. Errors as `apply.apply`."""
-        root = container.open_root()
-        try:
-            with self.view() as now:
-                shift = container.id_map.base if container.id_map else 0
-                changes = list(diff.diff(now, wanted))  # all of them first: writing changes the upper
-                apply.apply(root, changes, wanted, shift=shift, whole_groups=True)
-        finally:
-            os.close(root)
+        with files.closing_fd(container.open_root()) as root, self.view() as now:
+            shift = container.id_map.base if container.id_map else 0
+            changes = list(diff.diff(now, wanted))  # all of them first: writing changes the upper
+            apply.apply(root, changes, wanted, shift=shift, whole_groups=True)
 
     def bury(self) -> None:
-        """Let go of the roots that the sandbox has left, which takes time in proportion to the inodes touched there.
-        When the sandbox goes on; from any thread, and from several."""
+        """Let go of the roots that the sandbox has left. It takes time in proportion to the inodes touched there, so call
+        it when the sandbox goes on; from any thread, also from several."""
         store, former = self._parts.store, []
         with contextlib.suppress(IndexError):
             while True:
@@ -277,40 +272,39 @@ class SandboxRoot:
         else:
             self.own_layers.remove(self.upper)
         self.own_layers.append(upper)
-        self._former.append(_FormerRoot((*self.stack.layers, *self._mirrored()), (), None if changed else self.upper))
+        self._former.append(
+            _FormerRoot((*self.stack.layers, *self._mirror_layers()), (), None if changed else self.upper)
+        )
         self.stack, self.upper, self._mirror = below, upper, None
         self.fresh += changed
         self._lazy_by = lazy_by
-        self._survival.arrived()
+        self._survival.confirm_announced()
 
     def _relink(self, sealed: LayerID, parent: Stack) -> None:
         """Mend hard links that copy-up tore apart, in the layer that was sealed a moment ago, before any reader opens
         it."""
-        fd = self._parts.store.read_upper(sealed)
-        try:
+        with files.closing_fd(self._parts.store.read_upper(sealed)) as fd:
             candidates = links.find_torn(fd, self._parts.sources.links(parent))
             if candidates:
                 with open_stack(self._parts.store, parent) as view:
                     links.relink(fd, candidates, view, self._parts.store.marks)
-        finally:
-            os.close(fd)
 
     @contextlib.contextmanager
-    def _stopped(self, pauses: list[int]) -> Iterator[None]:
-        """The sandbox stands still inside; its time is added to `pauses`."""
+    def _measure_stop(self, pauses: list[int]) -> Iterator[None]:
+        """Stop the sandbox inside the block, and add the time to `pauses`."""
         start = time.perf_counter_ns()
         with frozen(self._parts.cgroup):
             yield
         pauses.append(time.perf_counter_ns() - start)
 
-    def _mapped(self) -> set[bytes]:
+    def _mapped_paths(self) -> set[bytes]:
         return writable_mappings(self._parts.cgroup)
 
     def _capture_delta(self) -> Captured:
         """Like `capture`, where no upper can be sealed: what changed becomes a layer of its own."""
         store, pauses = self._parts.store, list[int]()
         live = self.blocker() is not None
-        taken = delta.capture(store, self.upper, self._seen, self._stopped(pauses), self._mapped, live=live)
+        taken = delta.capture(store, self.upper, self._seen, self._measure_stop(pauses), self._mapped_paths, live=live)
         if taken.layer is None:
             self._seen = taken.seen
             return Captured(self.stack, "unchanged", None, sum(pauses), self.base, self.fresh)
@@ -319,22 +313,24 @@ class SandboxRoot:
         store.release(self.stack.layers)
         self.stack, self._seen = below, taken.seen
         self.base, self.fresh = (None, 1) if taken.whole else (self.base, self.fresh + 1)
-        self._survival.moved(self.present)
+        self._survival.update_root(self.present)
         return Captured(below, "delta", None, sum(pauses), self.base, self.fresh)
 
     def capture_copy(self, reason: str) -> Captured:
         """Like `capture`, by copying changed files; `reason`: the obstacle to a pivot."""
         pauses: list[int] = []
-        mirror = copying.capture(self._parts.store, self.upper, self._mirror, self._stopped(pauses), self._mapped)
+        mirror = copying.capture(
+            self._parts.store, self.upper, self._mirror, self._measure_stop(pauses), self._mapped_paths
+        )
         self._parts.store.hold([mirror.layer])  # the next copy links unchanged files from it
-        self._parts.store.release(self._mirrored())
+        self._parts.store.release(self._mirror_layers())
         self._mirror = mirror
         self.own_layers.append(mirror.layer)
         stack = self.stack.push(mirror.layer)
         return Captured(stack, "copy", reason, sum(pauses), self.base, self.fresh + 1, self.bury)
 
-    def _mirrored(self) -> tuple[LayerID, ...]:
-        """The layer of the last copy, which is held as long as the next one may need it."""
+    def _mirror_layers(self) -> tuple[LayerID, ...]:
+        """The layer of the last copy, if the next copy may link unchanged files from it: then it is held."""
         return () if self._mirror is None else (self._mirror.layer,)
 
     def replace(self, stack: Stack, base: SnapshotID, *, made: LayerID | None = None) -> None:
@@ -349,14 +345,14 @@ class SandboxRoot:
         except BaseException:
             parts.store.release(stack.layers)
             raise
-        held = (*self.stack.layers, *self._mirrored())
+        held = (*self.stack.layers, *self._mirror_layers())
         self._former.append(_FormerRoot(held, tuple(self.own_layers), self.upper))
         self.upper, self.stack, self._mirror, self._seen = upper, stack, None, seen
         self.base, self.fresh, self._lazy_by = base, int(made is not None), lazy_by
         self.own_layers = [upper] if made is None else [upper, made]
 
-    def committed(self, captured: Captured, snapshot: SnapshotID) -> None:
-        """The capture became this snapshot, which is the head."""
+    def adopt_capture(self, captured: Captured, snapshot: SnapshotID) -> None:
+        """Go on from this snapshot: the capture became it, and it is the head."""
         sealed = captured.stack.layers[: captured.own_layers]
         self._parts.store.unpin(sealed)  # the catalog refers to them now
         self.own_layers = [layer for layer in self.own_layers if layer not in sealed]
@@ -364,10 +360,11 @@ class SandboxRoot:
             pass  # the live upper holds what differs between the stack, which is not the snapshot's, and its files
         elif captured.method != "copy":  # a copy leaves the stack as it was
             self.base, self.fresh = snapshot, 0
-        self._survival.committed(snapshot, self.present)
+        self._survival.finish_commit(snapshot, self.present)
 
-    def uncommitted(self, captured: Captured) -> None:
-        """The capture became no snapshot. A sealed layer goes to the next snapshot as well; a copy is made again."""
+    def abandon_capture(self, captured: Captured) -> None:
+        """Go on from the head: the capture became no snapshot. The next snapshot gets its sealed layer as well; a copy is
+        made again."""
         self.bury()
         if captured.method == "copy" and self._mirror is not None:
             self.own_layers.remove(self._mirror.layer)
@@ -379,7 +376,7 @@ class SandboxRoot:
         return Root(mount_id, self.upper, self.stack, self.base, self.fresh, self._writer.head, self.lazy)
 
     def _announce(self, upper: LayerID, stack: Stack, lazy: bool, fresh: int, mount_id: int) -> None:
-        """The root is about to become another one."""
+        """Announce the root that the sandbox is about to get to the next daemon."""
         self._survival.announce(Root(mount_id, upper, stack, self.base, fresh, self._writer.head, lazy))
 
     def release(self) -> None:
@@ -388,14 +385,14 @@ class SandboxRoot:
         if self._parts.target is not None:
             self._parts.target.close()
         self.bury()
-        store.release((*self.stack.layers, *self._mirrored()))
+        store.release((*self.stack.layers, *self._mirror_layers()))
         store.unpin(self.own_layers)
         store.remove(self.upper)  # last: on a full disk it may fail, and is then left to a sweep
 
 
 @contextlib.contextmanager
 def frozen(cgroup: Members) -> Iterator[None]:
-    """Every process of the sandbox stands still inside."""
+    """Freeze every process of the sandbox inside the block."""
     cgroup.freeze()
     try:
         yield

@@ -105,8 +105,8 @@ class SandboxUse:
         """Set `kept_alive_s` to now."""
         self.kept_alive_s = time.monotonic()
 
-    def program_started(self) -> None:
-        """The trajectory's program runs from now on, until the sandbox ends."""
+    def mark_program_running(self) -> None:
+        """Note that the trajectory's program runs, until the sandbox ends."""
         self.agent_running = True
 
     @property
@@ -141,10 +141,10 @@ class SandboxUse:
                 running.remove(command)
                 self._changing.notify_all()
 
-    def cut_off(self) -> None:
-        """The sandbox is about to end: no command begins any more, and those that run are killed. Returns when they are
-        recorded, or after a limit, because a client that does not take its output holds its command up. Caller holds
-        `lock`; other threads take it in between."""
+    def cut_off_commands(self) -> None:
+        """Kill the commands that run, and let none begin any more: the sandbox is about to end. Returns when they are
+        recorded, or after a limit, because a client that does not take its output holds its command up. The caller
+        holds `lock`; other threads take it in between."""
         self._ending = True
         self._changing.notify_all()
         for command in (*self.commands, *self.services):
@@ -155,12 +155,12 @@ class SandboxUse:
         self.wait_for_services(CUT_OFF_DEADLINE_S)
 
     def wait_for_commands(self, timeout_s: float | None = None) -> None:
-        """Return when it belongs to none, or is closed, or after this time. Caller holds `lock`, which others have
-        meanwhile."""
+        """Return when the sandbox belongs to no command, or is closed, or after this time. The caller holds `lock`, which
+        other threads take meanwhile."""
         self._changing.wait_for(lambda: not self.commands or self.closed, timeout_s)
 
     def wait_for_services(self, timeout_s: float, service: ClientCommand | None = None) -> None:
-        """The same for its services, or for one."""
+        """Return when the services have ended, or this one has. Otherwise as `wait_for_commands`."""
 
         def are_gone() -> bool:
             return self.closed or (not self.services if service is None else service not in self.services)
@@ -173,20 +173,20 @@ class SandboxUse:
             return self._changing.wait_for(lambda: self.ending, timeout_s)
 
     def tell(self, sentences: Iterable[str]) -> None:
-        """Have the next one who uses the sandbox told."""
+        """Have the next user of the sandbox told these sentences."""
         self._notices.extend(sentences)
 
     def take_notices(self) -> list[str]:
-        """The sentences that nobody has been told yet."""
+        """Take the sentences of `tell` that no user has been told yet."""
         told, self._notices = self._notices, []
         return told
 
     def carry_on(self) -> None:
-        """The sandbox does not end after all: commands may begin again."""
+        """Let commands begin again: the sandbox does not end after all."""
         self._ending = False
 
-    def no_more_steps(self) -> None:
-        """The last snapshot is taken. Caller holds `lock`."""
+    def close(self) -> None:
+        """Let no step be taken any more. The caller holds `lock`."""
         self.closed = True
         self._changing.notify_all()
 
@@ -215,8 +215,8 @@ class UnsavedMind:
         self.bytes += size
         self.messages.append(message)
 
-    def saved(self, messages: int) -> None:
-        """A snapshot has the state, and the first `messages` messages."""
+    def drop_saved(self, messages: int) -> None:
+        """Forget the state and the first `messages` messages: a snapshot has them."""
         del self.messages[:messages]
         self.bytes, self.changed = 0, False
 
@@ -274,31 +274,31 @@ class Sandbox:
         return hits(self.container.pid) if self.isolated else Hits()
 
     def renew(self, trajectory: Trajectory) -> None:
-        """The trajectory's own record has changed."""
+        """Take the trajectory's record, which has changed."""
         self.trajectory = trajectory
 
-    def reach(self, network: Network) -> None:
-        """Its network's rules from now on. SandboxFailed."""
+    def set_network(self, network: Network) -> None:
+        """Put the rules of this network in force. SandboxFailed."""
         with self.lock:
             spec = replace(self.trajectory.spec, network=network)
             self.trajectory = replace(self.trajectory, spec=spec)
         if self.way_out is not None:
             self.way_out.apply(HostRules(network.rules))
 
-    def reach_models(self, gateway: Gateway) -> None:
-        """The model endpoint of the sandbox, which ends with it."""
+    def set_gateway(self, gateway: Gateway) -> None:
+        """Take the sandbox's model endpoint, which ends with it."""
         self.gateway = gateway
 
     def outlive(self, facts: dict[str, Any]) -> None:
-        """From now on the next daemon can go on with this sandbox, if this one dies. `facts`: as `LiveRecord.keep`."""
+        """Let the next daemon go on with this sandbox if this one dies from now on. `facts`: as `LiveRecord.keep`."""
         with self.lock:
             if self.mind.changed:
                 self.survival.set_state(self.head, self.mind.state)
             self.survival.outlive(facts, self.root.present())
 
     def kill(self, choose: Callable[[list[int]], Iterable[int]], number: int = signal.SIGKILL) -> list[int]:
-        """The signal to those that `choose` takes of all processes but init, which stand still while it looks; returns
-        them. Caller holds `lock`."""
+        """Send a signal to the processes that `choose` takes from a list of all but init, and return them. The processes
+        stand still meanwhile. The caller holds `lock`."""
         with frozen(self.cgroup):
             chosen = list(choose([pid for pid in self.cgroup.processes() if pid != self.container.pid]))
             for pid in chosen:
@@ -314,7 +314,7 @@ class Sandbox:
         for here.
         """
         with self.lock:
-            self.use.no_more_steps()
+            self.use.close()
             if self._released:
                 return
             self._released = True

@@ -20,18 +20,18 @@ _NOBODY = -1
 
 
 def send(sandbox: Sandbox, command: ClientCommand, process: Process, number: int) -> bool:
-    """Send a signal to a command's process group, as a terminal does; SIGKILL, to all that the command started. False if
-    nothing of that is alive. Caller holds the sandbox's lock. SandboxFailed: its container is ending."""
+    """Send a signal to a command's process group, as a terminal does; SIGKILL goes to all that the command started. False
+    if none of these processes is alive. The caller holds the sandbox's lock. SandboxFailed: its container is ending."""
     return bool(_send(sandbox, command, process, number))
 
 
 def _send(sandbox: Sandbox, command: ClientCommand, process: Process, number: int) -> list[int]:
-    def chosen(pids: list[int]) -> set[int]:
+    def choose(pids: list[int]) -> set[int]:
         if number == signal.SIGKILL:
             return started_by(process.pid, pids, command.mark)
         return in_group_of(process.pid, pids)
 
-    return sandbox.kill(chosen, number)
+    return sandbox.kill(choose, number)
 
 
 def wait_until_gone(killed: Iterable[int]) -> None:
@@ -42,31 +42,30 @@ def wait_until_gone(killed: Iterable[int]) -> None:
 
 
 def end_background(sandbox: Sandbox) -> None:
-    """The sandbox is about to get another past, which its background commands do not outlive: they are killed with all
-    that they started. Returns as `SandboxUse.cut_off`. Nothing happens while other commands run. Caller holds the
-    sandbox's lock, which others have meanwhile."""
+    """Kill the sandbox's background commands with all that they started: it is about to get another past, which they do
+    not outlive. Does nothing while other commands run. Returns as `SandboxUse.cut_off_commands`. The caller holds the
+    sandbox's lock, which other threads take meanwhile."""
     if all(command.background for command in sandbox.use.commands):
         _end(sandbox, sandbox.use.commands)
         sandbox.use.wait_for_commands(CUT_OFF_DEADLINE_S)
 
 
 def end_services(sandbox: Sandbox) -> None:
-    """The same for its services, which leave no snapshot."""
+    """Kill the sandbox's services, which leave no snapshot. Otherwise as `end_background`."""
     if not sandbox.use.commands:
         _end(sandbox, sandbox.use.services)
         sandbox.use.wait_for_services(CUT_OFF_DEADLINE_S)
 
 
 def end_service(sandbox: Sandbox, service: ClientCommand) -> None:
-    """End one service with all that it started. Returns as `SandboxUse.cut_off`. Caller holds the sandbox's lock, which
-    others have meanwhile."""
+    """End one service with all that it started. Returns as `SandboxUse.cut_off_commands`. The caller holds the sandbox's
+    lock, which other threads take meanwhile."""
     _end(sandbox, [service])
     sandbox.use.wait_for_services(CUT_OFF_DEADLINE_S, service)
 
 
 def end_rest(sandbox: Sandbox, mark: str) -> None:
-    """End what a command of this mark has started and left, which has ended itself. SandboxFailed: its container is
-    ending."""
+    """End the processes that a command of this mark has left behind at its end. SandboxFailed: its container is ending."""
     with sandbox.lock:
         killed = sandbox.kill(lambda pids: started_by(_NOBODY, pids, mark))
     wait_until_gone(killed)

@@ -102,7 +102,7 @@ def commit_step(
             files=FileChanges() if captured.base == sandbox.head and not captured.own_layers else None,
         )
         try:
-            sandbox.survival.committing(snapshot.id)
+            sandbox.survival.prepare_commit(snapshot.id)
             catalog.commit_snapshot(
                 snapshot,
                 messages,
@@ -114,12 +114,12 @@ def commit_step(
                 request=request,
             )
         except BaseException:
-            sandbox.root.uncommitted(captured)
+            sandbox.root.abandon_capture(captured)
             raise
         hit("engine.step.committed")
-        sandbox.writer.moved(snapshot)
-        sandbox.root.committed(captured, snapshot.id)
-        sandbox.mind.saved(len(messages))
+        sandbox.writer.move_to(snapshot)
+        sandbox.root.adopt_capture(captured, snapshot.id)
+        sandbox.mind.drop_saved(len(messages))
         if refused and sandbox.way_out is not None:
             sandbox.way_out.forget_refused(refused)
     listener(snapshot, captured)

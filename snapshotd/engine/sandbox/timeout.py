@@ -1,10 +1,10 @@
 """Ends a command that takes longer than its caller allows, with everything that it started.
 
 A process was started by the command if it is in the command's session, if it has the command's id in its environment,
-or below one that is such, however its processes called setsid(2). One that has left both its session and its parent (a
-daemon), and has another environment, belongs to nobody that the kernel could name: it is ended if it can be of nobody
-else, because nothing but init was alive when the command began and no other command and no agent ran since. All of them
-stand still while they are looked at, so that none slips away. Their files are captured like any others.
+or if it is below such a process, whichever of them called setsid(2). The kernel cannot tell who started a process that
+has left both session and parent (a daemon) and has another environment. It is ended if only the command can have
+started it: nothing but init was alive when the command began, and no other command and no agent ran since. All
+processes stand still meanwhile, so that none slips away. Their files are captured like any others.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def end_after(timeout_s: float | None, sandbox: Sandbox, command: ClientCommand, process: Process) -> Iterator[None]:
-    """End a command that has not ended after `timeout_s` seconds inside; None: it may take any time. On leaving, what was
-    to be ended has ended."""
+    """End a command that still runs after `timeout_s` seconds in the block; None: it may take any time. When the block is
+    left, the processes that were to be ended have ended."""
     if timeout_s is None:
         yield
         return

@@ -46,8 +46,8 @@ class Unpacker:
     done: Unpacked = field(default_factory=Unpacked)
 
     def unpack(self, path: bytes, read: Callable[[int], bytes]) -> None:
-        """Put everything below the directory `path`. SnapshotdError; what `read` raises. `done` says what is there
-        already."""
+        """Put every member below the directory `path`. After an error, `done` says what is in place already. SnapshotdError,
+        and the errors of `read`."""
         reader = TarReader(_Stream(read))
         for member in reader:
             self.take(0, 1)
@@ -60,7 +60,7 @@ class Unpacker:
     def _take(self, top: bytes, member: Member, reader: TarReader) -> None:
         path = _below(top, member.path)
         mode = member.mode if self.attributes else None
-        with placing.told("write", path):
+        with placing.explain_errors("write", path):
             self._check_way(top, path)
             match member.kind:
                 case MemberKind.FILE:
@@ -98,7 +98,7 @@ class Unpacker:
                     if exc.errno != errno.ELOOP:
                         raise
                     raise UsageError(
-                        f"the archive's member {_shown(path)} lies behind a symbolic link, which may lead out of {_shown(top)}; "
+                        f"the archive's member {_quote(path)} lies behind a symbolic link, which may lead out of {_quote(top)}; "
                         "leave it out, or unpack it where the link leads to"
                     ) from None
 
@@ -109,15 +109,15 @@ class Unpacker:
                 placing.put_link(root, path, to, self.owner)
         except FileNotFoundError:
             raise UsageError(
-                f"the archive's member {_shown(path)} is a hard link to {_shown(to)}, and there is no such file: the paths of links "
-                f"begin at {_shown(top)}, too; put the file into the archive before its link"
+                f"the archive's member {_quote(path)} is a hard link to {_quote(to)}, and there is no such file: the paths of links "
+                f"begin at {_quote(top)}, too; put the file into the archive before its link"
             ) from None
         self._count(path, 0)
 
     def _file(self, path: bytes, member: Member, reader: TarReader, mode: int | None, *, follow: bool) -> None:
         with self.root() as root:
-            fd = placing.unnamed(root)
-        try:
+            fd = placing.open_unnamed(root)
+        with files.closing_fd(fd):
             spans = iter([(0, member.size)]) if member.extents is None else _pairs(member.extents)
             offset = left = 0
             for piece in reader.pieces():
@@ -132,8 +132,6 @@ class Unpacker:
             with self.root() as root:
                 mtime_ns = member.mtime_ns if self.attributes else None
                 placing.put(root, path, fd, self.owner, mode, mtime_ns, follow=follow)
-        finally:
-            os.close(fd)
         self._count(path, member.size)
 
     def _count(self, path: bytes, size: int) -> None:
@@ -158,7 +156,7 @@ def _pairs(extents: array[int]) -> Iterator[tuple[int, int]]:
     return zip(islice(extents, 0, None, 2), islice(extents, 1, None, 2), strict=True)
 
 
-def _shown(path: bytes) -> str:
+def _quote(path: bytes) -> str:
     return repr("/" + os.fsdecode(path[:1000]))
 
 

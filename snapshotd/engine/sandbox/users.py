@@ -47,22 +47,20 @@ def look_up(container: Container, wanted: str) -> User:
         root_fd = container.open_root()
     except OSError as exc:
         raise SandboxFailed(f"container {short(container.id)} is gone: {exc}") from exc
-    try:
+    with files.closing_fd(root_fd):
         return look_up_below(root_fd, wanted)
-    finally:
-        os.close(root_fd)
 
 
 def look_up_below(root_fd: int, wanted: str) -> User:
     """The same for the root that a descriptor holds."""
     name, colon, group_name = wanted.partition(":")
     if not name or (colon and not group_name):
-        raise UsageError(f"{_shown(wanted)} names no user; give USER or USER:GROUP, by name or number")
+        raise UsageError(f"{_quote(wanted)} names no user; give USER or USER:GROUP, by name or number")
     found = next((entry for entry in _entries(root_fd, "passwd", 7) if _is(entry, name)), None)
     number = 0 if name == "root" else _id(name.encode(errors="replace"))
     user, group = (number, number) if found is None else (_id(found[2]), _id(found[3]))
     if user is None or group is None:
-        raise UsageError(f"user {_shown(name)} is not in the sandbox's /etc/passwd; give a name that is, or a number")
+        raise UsageError(f"user {_quote(name)} is not in the sandbox's /etc/passwd; give a name that is, or a number")
     home = os.fsdecode(found[5]) if found is not None and found[5].startswith(b"/") else "/root" if user == 0 else "/"
     if not colon:
         own = found[0] if found is not None else None
@@ -72,12 +70,12 @@ def look_up_below(root_fd: int, wanted: str) -> User:
     group = next(named, _id(group_name.encode(errors="replace")))
     if group is None:
         raise UsageError(
-            f"group {_shown(group_name)} is not in the sandbox's /etc/group; give a name that is, or a number"
+            f"group {_quote(group_name)} is not in the sandbox's /etc/group; give a name that is, or a number"
         )
     return User(user, group, (), home)
 
 
-def _shown(name: str) -> str:
+def _quote(name: str) -> str:
     return repr(name[:100])
 
 
@@ -101,16 +99,13 @@ def _entries(root_fd: int, name: str, fields: int) -> Iterator[list[bytes]]:
 
 def _read(root_fd: int, name: str) -> bytes:
     try:
-        fd = files.open_in_root(root_fd, f"etc/{name}".encode(), os.O_PATH)
-        try:
+        with files.closing_fd(files.open_in_root(root_fd, f"etc/{name}".encode(), os.O_PATH)) as fd:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise UsageError(
                     f"/etc/{name} of the sandbox is not a regular file, so no user is looked up in it; mend it there"
                 )
             with open(os.open(files.fd_path(fd), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 data = file.read(_MAX_FILE_BYTES + 1)
-        finally:
-            os.close(fd)
     except (FileNotFoundError, NotADirectoryError):
         return b""
     except OSError as exc:

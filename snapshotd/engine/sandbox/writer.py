@@ -29,8 +29,8 @@ class TrajectoryWriter:
         """Record under this fence from now on."""
         self.fence = fence
 
-    def moved(self, head: Snapshot) -> None:
-        """The trajectory has this head now."""
+    def move_to(self, head: Snapshot) -> None:
+        """Take this snapshot for the trajectory's head."""
         self.head, self.seq, self.messages = head.id, head.seq, head.messages
 
     @contextlib.contextmanager

@@ -76,7 +76,7 @@ def _output(context: Context, snapshot: Snapshot, part: str) -> Text | None:
         error = snapshot.call.error
         return None if error is None else _cut("output", part, error)
     try:
-        pieces = context.recorded(snapshot, cast(OutputKind, part))
+        pieces = context.recorded_output(snapshot, cast(OutputKind, part))
         if pieces is None:
             return None
         head, tail, size = _ends(pieces)

@@ -54,13 +54,13 @@ class ApprovalService:
         """Returns what a person needs for a decision. No files are listed if the snapshot to compare with has given up its own."""
         approval = self._approvals.find(ref)
         trajectory = self._catalog.get_trajectory(approval.trajectory)
-        since = self._compared_with(approval, trajectory)
+        since = self._comparison_base(approval, trajectory)
         files: tuple[Change, ...] = ()
         if since is not None:
             files = tuple(islice(look.changes(self._context, since, approval.snapshot), max_files))
         return ApprovalView(approval, trajectory, files, since)
 
-    def _compared_with(self, approval: Approval, trajectory: Trajectory) -> SnapshotID | None:
+    def _comparison_base(self, approval: Approval, trajectory: Trajectory) -> SnapshotID | None:
         catalog = self._catalog
         decided = [
             other

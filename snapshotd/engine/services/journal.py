@@ -42,4 +42,4 @@ class JournalService:
 
     def tasks(self, ref: str) -> list[Task]:
         """The subtasks as they were at the snapshot, in the order in which they were declared."""
-        return tasks.listed(self._catalog.state(self._catalog.resolve_snapshot(ref).id))
+        return tasks.tasks_of(self._catalog.state(self._catalog.resolve_snapshot(ref).id))

@@ -24,7 +24,7 @@ from snapshotd.engine.base import (
 )
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
-from snapshotd.engine.events import Wait, completed
+from snapshotd.engine.events import Wait, with_whole_output
 from snapshotd.engine.journal.reuse import REPLIES, REUSE
 from snapshotd.engine.runs import folder_mode, inputs, ports, snapshot_now
 from snapshotd.engine.runs.creation import Creation, throw_away
@@ -81,7 +81,7 @@ class RunService:
             os.close(inputs.open_agent(request.agent, request.sandbox.namespace_pid))
         isolated = self._context.runtime(request.sandbox.runtime).name != NO_ISOLATION
         if request.user is not None and not isolated:
-            raise folder_mode.refused("another user", "leave it out; commands run as the daemon's own")
+            raise folder_mode.refusal("another user", "leave it out; commands run as the daemon's own")
         agent = inputs.agent_spec(request, isolated=isolated)
         trajectory, snapshot, sandbox, calls = self._creation.begin(
             request.sandbox, request.agent, agent, reuse=_reuse_arguments(request)
@@ -122,7 +122,7 @@ class RunService:
         is false."""
         trajectory = self._catalog.resolve_trajectory(ref)
         last: Event | None = None
-        for last in completed(self._context.events.follow(trajectory.id, wait=follow), self._output):
+        for last in with_whole_output(self._context.events.follow(trajectory.id, wait=follow), self._output):
             yield last
         if follow is not False and last is not None and last["event"] != "finished":
             yield {
@@ -144,7 +144,7 @@ class RunService:
         if it was started again."""
         trajectory = self._catalog.resolve_trajectory(ref)
         head = None if request.if_head is None else self._catalog.resolve_snapshot(request.if_head).id
-        sandbox = self._sessions.running(trajectory, request.idle_timeout_s)
+        sandbox = self._sessions.ensure_running(trajectory, request.idle_timeout_s)
         return self._sessions.commands.exec(sandbox, request, sink=sink, record=True, expected_head=head, caller=caller)
 
     def exec_snapshot(
@@ -165,7 +165,7 @@ class RunService:
         ends. It needs no client, and goes on at the next daemon. `stop`, a rewind and the end of its sandbox's program
         end it as `interrupted`. LimitExceeded: too many run in the sandbox. With `stdin` its standard input is what
         `write_command` writes, otherwise empty. With `service` it is declared to be one: see `SandboxServices.declare`."""
-        sandbox = self._sessions.running(self._trajectory(ref), request.idle_timeout_s)
+        sandbox = self._sessions.ensure_running(self._trajectory(ref), request.idle_timeout_s)
         if request.service is not None:
             self._sessions.check_place(sandbox)
             return self._sessions.services.declare(sandbox, request)
@@ -175,7 +175,7 @@ class RunService:
         """End a service, and take its declaration away, in one step: the new snapshot is the first without it. The sandbox is
         started for that if it does not run. NotFound: the sandbox's files declare no service of that name."""
         trajectory = self._trajectory(ref)
-        sandbox = self._sessions.running(trajectory, services=False)
+        sandbox = self._sessions.ensure_running(trajectory, services=False)
         try:
             self._sessions.check_place(sandbox)
             return self._sessions.services.remove(sandbox, name)
@@ -334,7 +334,7 @@ class RunService:
         return self._catalog.resolve_trajectory(ref)
 
     def _output(self, ref: str, which: Literal["stdout", "stderr", "output"]) -> Iterator[bytes]:
-        return self._context.recorded(self._catalog.resolve_snapshot(ref), which) or iter(())
+        return self._context.recorded_output(self._catalog.resolve_snapshot(ref), which) or iter(())
 
 
 def _reuse_arguments(request: RunRequest) -> dict[str, bool]:

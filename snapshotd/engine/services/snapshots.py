@@ -90,7 +90,7 @@ class SnapshotService:
     def output(self, ref: str, which: Literal["stdout", "stderr", "output"]) -> Iterator[bytes]:
         """A tool call's recorded output in pieces; empty if it has none. DataLoss: it is damaged, or a repair gave it
         up."""
-        return self._context.recorded(self._catalog.resolve_snapshot(ref), which) or iter(())
+        return self._context.recorded_output(self._catalog.resolve_snapshot(ref), which) or iter(())
 
     def diff(self, a: str, b: str | None) -> Iterator[Change]:
         """From `a` to `b`; with one ref, from its parent to it."""

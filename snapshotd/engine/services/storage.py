@@ -129,7 +129,7 @@ class StorageService:
         self._browse.mount(directory, namespace_pid)
 
     def unmount(self, directory: Path, namespace_pid: int) -> None:
-        """End it. NotFound."""
+        """End a mount. NotFound."""
         self._browse.unmount(directory, namespace_pid)
 
     def flush(self, ref: TrajectoryID | None = None) -> None:

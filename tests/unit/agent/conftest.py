@@ -76,7 +76,7 @@ class Recorder:
         with self.lock:
             return {call_id for call_id in call_ids if "status" not in self.calls.get(call_id, {"status": None})}
 
-    def ended(self, call_id: str) -> str | None:
+    def find_end(self, call_id: str) -> str | None:
         with self.lock:
             return "e" * 32 if "status" in self.calls.get(call_id, {}) else None
 

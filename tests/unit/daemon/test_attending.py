@@ -54,7 +54,7 @@ def test_lines_are_cut_anywhere(size: int, whole: bool) -> None:
     pieces = [body[at : at + size] for at in range(0, len(body), size)]
     assert asyncio.run(_attended(caller, _request(*pieces, whole=whole))) == b"first"
     assert caller.gone
-    assert caller.heard() == {"stderr"}
+    assert caller.hear() == {"stderr"}
     assert (caller.waiting, caller.waiting_bytes) == (True, 3)
 
 
@@ -74,7 +74,7 @@ def test_a_client_that_says_nonsense_is_given_up(line: bytes) -> None:
     caller = Caller(gives_input=True)
     asyncio.run(_attended(caller, _request(b"first\n" + line, _say({"event": "unread", "stream": "stdout"}))))
     assert caller.gone
-    assert caller.heard() == set()
+    assert caller.hear() == set()
     assert caller.waiting_bytes <= STDIN_WINDOW_BYTES
 
 

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from snapshotd.daemon.http.routes.shared import Named, Service, once_unless_abandoned
-from snapshotd.engine.requests import _Unnamed
+from snapshotd.engine.requests import Asking
 from snapshotd.errors import Conflict
 from snapshotd.kernel import turns
 
@@ -32,7 +32,7 @@ def test_a_long_copy_ends_when_its_client_has_gone() -> None:
 
     async def ask() -> None:
         request = SimpleNamespace(receive=receive)
-        requests = SimpleNamespace(asking=lambda _: nullcontext(_Unnamed()))
+        requests = SimpleNamespace(asking=lambda _: nullcontext(Asking()))
         service = SimpleNamespace(engine=SimpleNamespace(requests=requests))
         named = SimpleNamespace(request=lambda _: None, recall=False)
         await once_unless_abandoned(

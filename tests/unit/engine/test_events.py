@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.engine.base import Event, Stream, output_event
-from snapshotd.engine.events import EventLogs, completed
+from snapshotd.engine.events import EventLogs, with_whole_output
 from snapshotd.types import TrajectoryID
 from tests.loop_disk import memory_disk
 
@@ -123,7 +123,7 @@ def test_what_a_full_log_left_out_comes_from_the_record(tmp_path: Path) -> None:
             asked.append((snapshot, stream))
             yield from (lines[stream][at : at + piece_bytes] for at in range(0, len(lines[stream]), piece_bytes))
 
-        return list(completed(logs.follow(RUN, wait=True), of))
+        return list(with_whole_output(logs.follow(RUN, wait=True), of))
 
     found = recorded(777)
     assert [_printed(found, stream) for stream in ("stdout", "stderr")] == [lines["stdout"], lines["stderr"]]

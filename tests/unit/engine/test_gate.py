@@ -68,7 +68,7 @@ class Rig:
         return WaitingCaller(cast("Sandbox", self.sandbox), self._step, event)
 
     def question(self, call: CallID, *, cancelled: bool = False) -> Approval:
-        return self.gate.question(self._caller(cancelled), Question(call, "Charge the card?", None))
+        return self.gate.ask(self._caller(cancelled), Question(call, "Charge the card?", None))
 
     def outside(self, call: str, arguments: Any = None, **how: Any) -> Approval | None:
         """Another program asks."""

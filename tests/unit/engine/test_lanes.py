@@ -40,13 +40,13 @@ class Talk:
 
     def ask(self, *messages: tuple[str, Any], reply: tuple[str, Any] | None = None, **more: Any) -> tuple[Lane, int]:
         asked = request(*messages, **more)
-        place = self.lanes.of(asked, self.open)
+        place = self.lanes.place(asked, self.open)
         lane, known = place.lane, place.known
         lane.digests[known:] = asked.digests[known:]
         if reply is not None:
             lane.digests += request(reply, system="").digests
             for block in reply[1] if isinstance(reply[1], list) else ():
-                self.lanes.called(lane, {block["id"]: block["input"]})
+                self.lanes.add_calls(lane, {block["id"]: block["input"]})
                 self.open[block["id"]] = block["input"]
         return lane, known
 
@@ -131,7 +131,7 @@ def test_words_lead_to_the_lane_of_a_client_that_arranges_its_messages_anew() ->
 
     def ask(*messages: tuple[str, Any], said: str | None = None, **more: Any) -> LanePlace:
         asked = request(*messages, **more)
-        place = lanes.of(asked, {})
+        place = lanes.place(asked, {})
         place.lane.digests[place.at :] = asked.digests[place.known :]
         if said is not None:
             reply = request(("assistant", said), system="")
@@ -156,7 +156,7 @@ def test_words_lead_to_the_lane_of_a_client_that_arranges_its_messages_anew() ->
     messages = [{"role": role, "content": text} for role, text in third]
     body = {"model": "m", "system": "You help.", "tools": [{"name": "t"}], "messages": messages}
     tools = AnthropicMessages().read_request(body, 0, MEMO)
-    assert lanes.of(tools, {}).lane is not one.lane
+    assert lanes.place(tools, {}).lane is not one.lane
 
 
 # -- replay ------------------------------------------------------------------------------------------------------------
@@ -265,11 +265,11 @@ def output(call_id: str) -> dict[str, Any]:
 
 
 def follow(lanes: Lanes, asked: TurnRequest, reply_id: str, *calls: str) -> LanePlace:
-    place = lanes.of(asked, {})
+    place = lanes.place(asked, {})
     said = [{"type": "function_call", "call_id": call_id, "name": "t", "arguments": "{}"} for call_id in calls]
     place.lane.digests[place.at :] = [*asked.digests[place.known :], *continuing(*said, instructions="").digests]
-    lanes.called(place.lane, {call: {} for call in calls})
-    lanes.replied(place.lane, asked, reply_id)
+    lanes.add_calls(place.lane, {call: {} for call in calls})
+    lanes.add_reply(place.lane, asked, reply_id)
     return place
 
 
@@ -282,11 +282,11 @@ def test_a_response_leads_to_its_lane() -> None:
     other = follow(lanes, continuing({"role": "user", "content": "elsewhere"}), "resp_b", "b")
     place = follow(lanes, continuing(output("a"), previous_response_id="resp_a"), "resp_c", "c")
     assert (place.lane, place.known, place.at, place.opening) == (one.lane, 1, 3, 1), "the instructions are known"
-    again = lanes.of(continuing(output("a"), previous_response_id="resp_a"), {})
+    again = lanes.place(continuing(output("a"), previous_response_id="resp_a"), {})
     assert (again.known, again.at) == (2, 4), "the same request once more"
-    back = lanes.of(continuing({"role": "user", "content": "instead"}, previous_response_id="resp_a"), {})
+    back = lanes.place(continuing({"role": "user", "content": "instead"}, previous_response_id="resp_a"), {})
     assert (back.lane, back.known, back.at) == (one.lane, 1, 3)
-    assert lanes.of(continuing(output("b"), previous_response_id="resp_b"), {}).lane is other.lane
+    assert lanes.place(continuing(output("b"), previous_response_id="resp_b"), {}).lane is other.lane
 
 
 def test_a_conversation_that_the_provider_keeps_leads_to_its_lane() -> None:
@@ -302,5 +302,5 @@ def test_a_conversation_that_the_provider_keeps_leads_to_its_lane() -> None:
 def test_a_response_that_is_not_known_is_by_the_calls_that_it_answers() -> None:
     lanes = Lanes()
     one = follow(lanes, continuing(GO), "resp_a", "a")
-    assert lanes.of(continuing(output("a"), previous_response_id="resp_other"), {}).lane is one.lane
-    assert lanes.of(continuing(output("x"), previous_response_id="resp_other"), {}).lane is not one.lane
+    assert lanes.place(continuing(output("a"), previous_response_id="resp_other"), {}).lane is one.lane
+    assert lanes.place(continuing(output("x"), previous_response_id="resp_other"), {}).lane is not one.lane

@@ -101,22 +101,22 @@ def test_a_record_that_cannot_be_written_is_given_up(record: LiveRecord) -> None
     assert not record.kept
     record.note(HEAD, {"fact": 1})
     record.set_state(HEAD, {})
-    record.bound(NEXT, {})
-    record.wire({})
+    record.drop_bound(NEXT, {})
+    record.note_wire({})
     assert not record.directory.exists()
 
 
 def test_messages_and_state(record: LiveRecord) -> None:
     pending = _pending(_sandbox(record))
-    pending.message(Message("user", {"a": "ä\udc80"}))
-    pending.message(Message("assistant", "once"), rid="1" * 16)
-    pending.message(Message("assistant", "once"), rid="1" * 16)
+    pending.add_message(Message("user", {"a": "ä\udc80"}))
+    pending.add_message(Message("assistant", "once"), rid="1" * 16)
+    pending.add_message(Message("assistant", "once"), rid="1" * 16)
     record.set_state(HEAD, {"values": {"k": 1}})
     sandbox, restored = _restored(record, HEAD)
     assert sandbox.mind.messages == [Message("user", {"a": "ä\udc80"}), Message("assistant", "once")]
     assert sandbox.mind.bytes > 0
     assert (sandbox.mind.state, sandbox.mind.changed) == ({"values": {"k": 1}}, True)
-    restored.message(Message("assistant", "once"), rid="1" * 16)
+    restored.add_message(Message("assistant", "once"), rid="1" * 16)
     assert len(sandbox.mind.messages) == 2, "sent again to the next daemon"
     sandbox, _ = _restored(record, NEXT)
     assert (sandbox.mind.messages, sandbox.mind.changed) == ([], False), "a snapshot has bound it"
@@ -124,13 +124,13 @@ def test_messages_and_state(record: LiveRecord) -> None:
 
 def test_values_go_with_the_next_entry_alone(record: LiveRecord) -> None:
     pending = _pending(_sandbox(record))
-    assert pending.fact("now", 1, "1" * 16) == 1
-    assert pending.fact("now", 2, "1" * 16) == 1, "the same request"
+    assert pending.add_fact("now", 1, "1" * 16) == 1
+    assert pending.add_fact("now", 2, "1" * 16) == 1, "the same request"
     recorded: list[JournalEntry] = []
     first = _entry("first", facts=({"kind": "own", "value": 0},))
     pending.begin(first, recorded.append)
     assert recorded[0].facts == ({"kind": "now", "value": 1}, {"kind": "own", "value": 0})
-    pending.fact("now", 3, "2" * 16)
+    pending.add_fact("now", 3, "2" * 16)
 
     def refused(_: JournalEntry) -> None:
         raise Conflict("not now")
@@ -139,7 +139,7 @@ def test_values_go_with_the_next_entry_alone(record: LiveRecord) -> None:
         pending.begin(_entry("second"), refused)
     _, restored = _restored(record, HEAD, (first,))
     third: list[JournalEntry] = []
-    assert restored.answered("2" * 16) == (3,)
+    assert restored.find_answer("2" * 16) == (3,)
     restored.begin(_entry("third"), third.append)
     assert third[0].facts == ({"kind": "now", "value": 3},)
 
@@ -147,7 +147,7 @@ def test_values_go_with_the_next_entry_alone(record: LiveRecord) -> None:
 def test_a_daemon_that_dies_while_it_records_an_intent(record: LiveRecord) -> None:
     """Whether the values went with it is what the catalog says."""
     pending = _pending(_sandbox(record))
-    pending.fact("now", 1, None)
+    pending.add_fact("now", 1, None)
     entry = _entry("call")
 
     class Died(BaseException):
@@ -171,10 +171,10 @@ def test_calls_wait_for_their_process(record: LiveRecord) -> None:
     call = _entry("call", side_effect=SideEffect.IRREVERSIBLE)
     pending.begin(task, lambda _: pytest.fail("a task is recorded when it ends"))
     pending.begin(call, lambda _: None)
-    pending.message(Message("assistant", "in it"), within=call.id)
+    pending.add_message(Message("assistant", "in it"), within=call.id)
     _, restored = _restored(record, HEAD, (call,))
     for entry in (task, call):
-        opened = restored.opened(entry.id)
+        opened = restored.find_open(entry.id)
         assert opened is not None
         assert (opened.entry.kind, opened.entry.name, opened.entry.arguments) == (
             entry.kind,
@@ -195,14 +195,14 @@ def test_what_a_snapshot_does_not_bind(record: LiveRecord) -> None:
     task, call = _entry("build", EntryKind.TASK), _entry("call")
     pending.begin(task, lambda _: None)
     pending.begin(call, lambda _: None)
-    pending.message(Message("assistant", "bound"), within=call.id, rid="3" * 16)
-    pending.fact("now", 5, "4" * 16)
+    pending.add_message(Message("assistant", "bound"), within=call.id, rid="3" * 16)
+    pending.add_fact("now", 5, "4" * 16)
     record.note(NEXT, sandbox.survival.residue())  # before the commit
-    record.bound(NEXT, sandbox.survival.residue())
+    record.drop_bound(NEXT, sandbox.survival.residue())
     restored_sandbox, restored = _restored(record, NEXT, (call,))
     assert restored_sandbox.mind.messages == []
-    assert restored.answered("4" * 16) == (5,)
-    restored.message(Message("assistant", "bound"), rid="3" * 16)
+    assert restored.find_answer("4" * 16) == (5,)
+    restored.add_message(Message("assistant", "bound"), rid="3" * 16)
     assert restored_sandbox.mind.messages == []
     assert restored.close(call.id).said == 1
     assert restored.close(task.id).entry.name == "build"
@@ -213,11 +213,11 @@ def test_the_notes_do_not_grow(record: LiveRecord) -> None:
     pending = _pending(sandbox)
     pending.begin(_entry("build", EntryKind.TASK), lambda _: None)
     for number in range(64):
-        pending.message(Message("assistant", "x" * 50_000))
-        sandbox.mind.saved(1)
+        pending.add_message(Message("assistant", "x" * 50_000))
+        sandbox.mind.drop_saved(1)
         sandbox.head = SnapshotID(f"{number:032x}")
         record.note(sandbox.head, sandbox.survival.residue())
-        record.bound(sandbox.head, sandbox.survival.residue())
+        record.drop_bound(sandbox.head, sandbox.survival.residue())
     assert (record.directory / "pending.ndjson").stat().st_size < 2 << 20
     _, restored = _restored(record, sandbox.head)
     assert len(restored.unclaimed) == 1
@@ -229,15 +229,15 @@ def test_limits(record: LiveRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("snapshotd.engine.journal.pending.MAX_FACTS", 1)
     monkeypatch.setattr("snapshotd.engine.journal.pending.MAX_PENDING_BYTES", 10)
     pending.begin(_entry("one"), lambda _: None)
-    pending.fact("now", 1, None)
+    pending.add_fact("now", 1, None)
     with pytest.raises(LimitExceeded):
         pending.begin(_entry("two"), lambda _: None)
     with pytest.raises(LimitExceeded):
-        pending.fact("now", 2, None)
+        pending.add_fact("now", 2, None)
     with pytest.raises(LimitExceeded):
-        pending.message(Message("user", "a text of more than ten bytes"))
+        pending.add_message(Message("user", "a text of more than ten bytes"))
     monkeypatch.setattr("snapshotd.engine.sandbox.live.MAX_PENDING_BYTES", 10)
     record.keep({}, [_root(1)])
     monkeypatch.setattr("snapshotd.engine.journal.pending.MAX_FACTS", 2)
-    pending.fact("now", 2, None)
+    pending.add_fact("now", 2, None)
     assert not record.kept, "more than is kept for another daemon"

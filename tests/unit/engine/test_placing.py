@@ -42,7 +42,7 @@ def root_fd(root: Path) -> Iterator[int]:
 
 
 def put(root_fd: int, path: bytes, data: bytes, mode: int | None = None) -> None:
-    fd = placing.unnamed(root_fd)
+    fd = placing.open_unnamed(root_fd)
     try:
         files.write_all(fd, data)
         placing.put(root_fd, path, fd, OWN, mode)
@@ -71,7 +71,7 @@ def test_a_file_is_put_in_place_with_what_it_had(root: Path, root_fd: int) -> No
 
 def test_what_is_given_up_leaves_the_old_file(root: Path, root_fd: int) -> None:
     (root / "dir/f").write_text("old")
-    fd = placing.unnamed(root_fd)
+    fd = placing.open_unnamed(root_fd)
     files.write_all(fd, b"half of the new")
     assert os.listdir(root) == ["dir"], "it has no name yet"
     os.close(fd)
@@ -84,7 +84,7 @@ def test_links_lead_nowhere_outside(root: Path, root_fd: int, target: str) -> No
     (root / "dir/link").symlink_to(target.format(out=root.parent / "outside"))
     (root / "above").symlink_to(target.format(out=root.parent / "outside").removesuffix("/secret"))
     for path in (b"dir/link", b"above/secret"):
-        with contextlib.suppress(SnapshotdError), placing.told("write", path):
+        with contextlib.suppress(SnapshotdError), placing.explain_errors("write", path):
             put(root_fd, path, b"mine")
 
 
@@ -98,7 +98,7 @@ def test_a_link_inside_is_followed_as_in_the_sandbox(root: Path, root_fd: int) -
 def test_only_regular_files_are_written(root: Path, root_fd: int) -> None:
     os.mkfifo(root / "fifo")
     for path in (b"fifo", b"dir", b"", b"dir/..", b"fifo/x", b"n" * 300):
-        with pytest.raises(UsageError), placing.told("write", path):
+        with pytest.raises(UsageError), placing.explain_errors("write", path):
             put(root_fd, path, b"x")
     assert stat.S_ISFIFO((root / "fifo").stat().st_mode)
     assert sorted(os.listdir(root)) == ["dir", "fifo"]
@@ -114,7 +114,7 @@ def test_nothing_is_reached_through_a_mount() -> None:
             lambda: placing.rename(root_fd, b"proc", b"elsewhere"),
             lambda: placing.put_symlink(root_fd, b"proc/self/link", b"x", OWN),
         ):
-            with pytest.raises((UsageError, Conflict)), placing.told("change", b"proc"):
+            with pytest.raises((UsageError, Conflict)), placing.explain_errors("change", b"proc"):
                 work()
     finally:
         os.close(root_fd)
@@ -153,7 +153,7 @@ def test_directories(root: Path, root_fd: int) -> None:
     (root / "dangling").symlink_to("nowhere")
     (root / "file").touch()
     for path in (b"dangling", b"dangling/x", b"file", b"file/x"):
-        with pytest.raises(SnapshotdError), placing.told("make", path):
+        with pytest.raises(SnapshotdError), placing.explain_errors("make", path):
             placing.make_dir(root_fd, path, OWN)
     assert not (root / "nowhere").exists()
 
@@ -162,18 +162,18 @@ def test_removing_and_renaming(root: Path, root_fd: int) -> None:
     (root / "tree/x").mkdir(parents=True)
     (root / "tree/out").symlink_to(root.parent / "outside")
     (root / "full/x").mkdir(parents=True)
-    with pytest.raises(Conflict), placing.told("rename", b"tree"):
+    with pytest.raises(Conflict), placing.explain_errors("rename", b"tree"):
         placing.rename(root_fd, b"tree", b"full")
-    with pytest.raises(UsageError), placing.told("rename", b"tree"):
+    with pytest.raises(UsageError), placing.explain_errors("rename", b"tree"):
         placing.rename(root_fd, b"tree", b"tree/x/y")
     placing.rename(root_fd, b"tree", b"dir/" + ODD)
     assert os.listdir(root / "dir") == [os.fsdecode(ODD)]
     placing.remove(root_fd, b"dir/" + ODD)
     assert os.listdir(root / "dir") == []
     for work in (placing.remove, lambda fd, path: placing.rename(fd, path, b"y")):
-        with pytest.raises(NotFound), placing.told("change", b"nothing"):
+        with pytest.raises(NotFound), placing.explain_errors("change", b"nothing"):
             work(root_fd, b"nothing")
-    with pytest.raises(UsageError), placing.told("remove", b""):
+    with pytest.raises(UsageError), placing.explain_errors("remove", b""):
         placing.remove(root_fd, b"")
 
 
@@ -192,7 +192,11 @@ def test_a_lease_keeps_nobody_waiting(root: Path) -> None:
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # how the kernel asks for the lease
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        with LiveView(root_fd) as view, pytest.raises(Conflict, match="lease"), placing.told("read", b"dir/f"):
+        with (
+            LiveView(root_fd) as view,
+            pytest.raises(Conflict, match="lease"),
+            placing.explain_errors("read", b"dir/f"),
+        ):
             view.open(b"dir/f")
     finally:
         signal.signal(signal.SIGIO, before)

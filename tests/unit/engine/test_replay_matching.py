@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.journal.replay import Elsewhere, Mismatch, Replay, shown
+from snapshotd.engine.journal.replay import Elsewhere, Mismatch, Replay, clip
 from snapshotd.types import CallID, CallStatus, EntryKind, JournalEntry, SnapshotID
 
 
@@ -185,8 +185,8 @@ def test_facts_come_back_where_they_were_recorded() -> None:
 
 
 def test_long_values_are_cut_in_messages() -> None:
-    assert shown({"a": "x"}) == '{"a": "x"}'
-    assert len(shown("x" * 1000, 50)) == 53
+    assert clip({"a": "x"}) == '{"a": "x"}'
+    assert len(clip("x" * 1000, 50)) == 53
 
 
 def _turn(began: int, request: str, status: CallStatus, **details: Any) -> JournalEntry:

@@ -88,10 +88,10 @@ def test_a_key_is_one_requests_and_none_is_needed(catalog: SqliteCatalog) -> Non
 def test_a_client_that_asks_again_is_seen(catalog: SqliteCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = Requests(catalog)
     with requests.asking(KEY) as first, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(first.asked_again)
+        waiting = pool.submit(first.wait_for_repeat)
         with requests.asking(KEY) as second:
             assert waiting.result() is True
             monkeypatch.setattr("snapshotd.engine.requests._AGAIN_S", 0.01)
-            assert second.asked_again() is False
+            assert second.wait_for_repeat() is False
     with requests.asking(KEY) as alone:
-        assert alone.asked_again() is False, "the others have been answered"
+        assert alone.wait_for_repeat() is False, "the others have been answered"

@@ -84,14 +84,14 @@ def test_up_to_the_edit_it_is_the_old_conversation(catalog: SqliteCatalog, kept:
     met = False
     retelling = Retelling(catalog, began, head, edits(catalog, began, head), lambda _: met)
     for number, text in enumerate("abc"):
-        assert [message.content for message in retelling.known(0)] == list("abc"[:number])
+        assert [message.content for message in retelling.known_messages(0)] == list("abc"[:number])
         assert other(retelling, "other") == text
         say(retelling, text)
-    assert [message.content for message in retelling.known(1)] == ["b", "c"]
+    assert [message.content for message in retelling.known_messages(1)] == ["b", "c"]
     assert other(retelling, "later") is None
     met = True
     after = [*"abc"[:kept], *edited]
-    assert [message.content for message in retelling.known(0)] == after
+    assert [message.content for message in retelling.known_messages(0)] == after
     assert retelling.position == edit.messages
     say(retelling, "later")
     assert other(retelling, "more") is None
@@ -107,7 +107,7 @@ def test_a_skipped_call_behind_an_edit_leads_past_it(catalog: SqliteCatalog) -> 
     head = committed(catalog, edit, "later", "last")
     retelling = retold(catalog, began, head, met=False)
     retelling.reach(head.call.id, edit.messages + 1)
-    assert [message.content for message in retelling.known(0)] == ["a", "later"]
+    assert [message.content for message in retelling.known_messages(0)] == ["a", "later"]
     say(retelling, "last")
 
 

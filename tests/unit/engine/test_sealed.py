@@ -115,7 +115,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(roots, "layout_of", lambda _: SimpleNamespace(root_id=1))
     monkeypatch.setattr(roots, "blocker", lambda *_: None)
     monkeypatch.setattr(roots, "pivot", lambda *_, **__: None)
-    monkeypatch.setattr(sessions, "alive", lambda sandbox: not sandbox.closed)
+    monkeypatch.setattr(sessions, "is_alive", lambda sandbox: not sandbox.closed)
     made = World(tmp_path)
     yield made
     made.catalog.close()

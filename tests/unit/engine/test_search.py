@@ -38,7 +38,7 @@ class World:
         self.open()
 
     def open(self) -> None:
-        context: Any = SimpleNamespace(catalog=self.catalog, recorded=self._recorded)
+        context: Any = SimpleNamespace(catalog=self.catalog, recorded_output=self._recorded)
         self.index = TextIndex(self.path)
         self.filling = Filling(context, self.index)
         self.service = FindService(context, self.index, self.filling)

@@ -88,12 +88,12 @@ class World:
     def end(self, sandbox: Any) -> None:
         first, sandbox.ended = not sandbox.ended, True
         with sandbox.lock:
-            sandbox.use.no_more_steps()
+            sandbox.use.close()
         if first:
             self.ending()
 
     def started(self) -> Any:
-        return self.sessions.running(self.trajectory)
+        return self.sessions.ensure_running(self.trajectory)
 
     def meanwhile(self) -> None:
         """Somebody runs a command in the trajectory: once."""
@@ -106,7 +106,7 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
-    monkeypatch.setattr(sessions, "alive", lambda sandbox: not sandbox.closed)
+    monkeypatch.setattr(sessions, "is_alive", lambda sandbox: not sandbox.closed)
     monkeypatch.setattr(launched, "record_of", lambda *_: SimpleNamespace(open=lambda: None))
     return World(tmp_path)
 

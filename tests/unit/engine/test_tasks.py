@@ -26,7 +26,7 @@ def test_a_task_from_its_declaration_to_its_end() -> None:
     assert empty == {}
     began = tasks.change(state, "build", "in-progress", None, None, S2)
     done = tasks.change(began, "build", "completed", None, "well", S3)
-    assert [(t.status, t.note, t.began, t.ended) for s in (state, began, done) for t in tasks.listed(s)] == [
+    assert [(t.status, t.note, t.began, t.ended) for s in (state, began, done) for t in tasks.tasks_of(s)] == [
         ("pending", "first", None, None),
         ("in-progress", "first", S2, None),
         ("completed", "well", S2, S3),
@@ -37,7 +37,7 @@ def test_a_task_from_its_declaration_to_its_end() -> None:
 def test_the_rest_of_the_state_and_other_tasks_stay() -> None:
     state = tasks.change(declared("a", "b", "c"), "b", "in-progress", None, None, S2)
     assert state["values"] == {"k": 1}
-    assert [(t.name, t.status) for t in tasks.listed(state)] == [
+    assert [(t.name, t.status) for t in tasks.tasks_of(state)] == [
         ("a", "pending"),
         ("b", "in-progress"),
         ("c", "pending"),
@@ -57,7 +57,7 @@ def test_what_cannot_follow(way: tuple[str, str]) -> None:
 def test_a_failed_task_begins_anew() -> None:
     state = tasks.change(declared("a"), "a", "in-progress", None, None, S1)
     state = tasks.change(state, "a", "failed", None, None, S2)
-    (again,) = tasks.listed(tasks.change(state, "a", "in-progress", None, None, S3))
+    (again,) = tasks.tasks_of(tasks.change(state, "a", "in-progress", None, None, S3))
     assert (again.began, again.ended) == (S3, None)
 
 
@@ -82,7 +82,7 @@ def test_dependencies_are_declared_before() -> None:
 
 
 def test_dependents_are_found_across_others() -> None:
-    listed = tasks.listed(declared("a", "x", b=["a"], y=["x"], c=["y", "b"]))
+    listed = tasks.tasks_of(declared("a", "x", b=["a"], y=["x"], c=["y", "b"]))
     assert tasks.dependents(listed, "a") == {"b", "c"}
     assert tasks.dependents(listed, "c") == set()
 
@@ -91,8 +91,8 @@ def test_kept_tasks_take_their_place_or_come_last() -> None:
     done = tasks.change(
         tasks.change(declared("a", "b"), "a", "completed", None, None, S2), "b", "completed", None, None, S2
     )
-    kept = tasks.keep(declared("a", "z"), tasks.listed(done))
-    assert [(t.name, t.status) for t in tasks.listed(kept)] == [
+    kept = tasks.keep(declared("a", "z"), tasks.tasks_of(done))
+    assert [(t.name, t.status) for t in tasks.tasks_of(kept)] == [
         ("a", "completed"),
         ("z", "pending"),
         ("b", "completed"),
@@ -108,7 +108,7 @@ def test_what_a_person_changed_is_carried_over() -> None:
     }
     carried = tasks.carry(now, before, after)
     assert carried["values"] == {"same": 3, "other": 2, "new": None, "own": 4}
-    assert [(t.name, t.status) for t in tasks.listed(carried)] == [("a", "completed"), ("b", "in-progress")]
+    assert [(t.name, t.status) for t in tasks.tasks_of(carried)] == [("a", "completed"), ("b", "in-progress")]
     assert tasks.carry({}, {}, {}) == {}
 
 

@@ -307,7 +307,7 @@ async def once_unless_abandoned(
         async def notice() -> None:
             while (await request.receive())["type"] != "http.disconnect":
                 pass
-            if not await anyio.to_thread.run_sync(asking.asked_again):
+            if not await anyio.to_thread.run_sync(asking.wait_for_repeat):
                 given_up.set()
 
         noticing = asyncio.create_task(notice())
@@ -316,6 +316,6 @@ async def once_unless_abandoned(
         finally:
             noticing.cancel()
             await asyncio.wait([noticing])
-        if await request.is_disconnected() and not await anyio.to_thread.run_sync(asking.asked_again):
+        if await request.is_disconnected() and not await anyio.to_thread.run_sync(asking.wait_for_repeat):
             await anyio.to_thread.run_sync(lambda: undo(outcome))
     return outcome

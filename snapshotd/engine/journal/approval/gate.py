@@ -43,7 +43,7 @@ _NOTHING = ("approval", "resume")
 
 
 class Gate:
-    """One per engine. Thread-safe; `admit` and `question` block, in the thread of the call that waits."""
+    """One per engine. Thread-safe; `admit` and `ask` block, in the thread of the call that waits."""
 
     def __init__(self, catalog: Catalog, approvals: ApprovalRecords) -> None:
         self._catalog, self._approvals, self._rows = catalog, approvals, catalog.approvals
@@ -73,23 +73,23 @@ class Gate:
         if ruling.action == "allow" and not asked:
             return None
         question = asked if isinstance(asked, str) and asked else ruling.reason
-        approval = self._ask(
+        approval = self._await_decision(
             caller, Asked(call_id, name, arguments, side_effect, question, ruling.expires_s, digest(name, arguments))
         )
         if approval.status is ApprovalStatus.APPROVED:
             return approval
         raise Denied(_refusal(approval))
 
-    def question(self, caller: WaitingCaller, question: Question) -> Approval:
+    def ask(self, caller: WaitingCaller, question: Question) -> Approval:
         """Ask a person something, and return the answer: approved (`edited` is the answer, if one was given), denied or
         expired. Conflict: as `admit`."""
         call, words, details = CallID(question.call_id), question.question, question.details
         limit_s = question.expires_s if question.expires_s is not None else self._approvals.policy.read().expires_s
         bound = digest(QUESTION, [words, details])
-        return self._ask(caller, Asked(call, QUESTION, details, SideEffect.LOCAL, words, limit_s, bound))
+        return self._await_decision(caller, Asked(call, QUESTION, details, SideEffect.LOCAL, words, limit_s, bound))
 
-    def _ask(self, caller: WaitingCaller, asked: Asked) -> Approval:
-        """The decided approval. A stale one is not returned: the call asks anew."""
+    def _await_decision(self, caller: WaitingCaller, asked: Asked) -> Approval:
+        """Wait for a decision, and return the approval. One that became stale is not returned: the call asks anew."""
         changed, waiting = self._approvals.changed, self._approvals.waiting
         while True:
             approval = self._find(caller, asked) or self._add(caller, asked)
@@ -105,7 +105,7 @@ class Gate:
                 return decided
 
     def _deliver(self, approval: Approval, sandbox: Sandbox, call: CallID) -> None:
-        """Remember who got the outcome, as long as the run lasts: a program that runs again finds the answer."""
+        """Remember the call that got the outcome, as long as the run lasts: a program that runs again gets the answer too."""
         self._delivered = {key: to for key, to in self._delivered.items() if not to[0].closed}
         self._delivered[approval.id] = (sandbox, call)
 

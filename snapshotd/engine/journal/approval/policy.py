@@ -150,7 +150,7 @@ def parse(text: str, source: str) -> ApprovalPolicy:
             f"the policy {source} is not valid TOML: {exc}; correct it, until then no call that it may gate can run"
         ) from exc
     lines = _rule_lines(text)
-    _known_keys(document, {"rule", "defaults", "webhook"}, source, "")
+    _check_keys(document, {"rule", "defaults", "webhook"}, source, "")
     rules = document.get("rule", [])
     if not isinstance(rules, list) or len(rules) > MAX_RULES or not all(isinstance(rule, dict) for rule in rules):
         raise UsageError(f"the policy {source} must have its rules as at most {MAX_RULES} tables [[rule]]")
@@ -170,7 +170,7 @@ def _rule_lines(text: str) -> list[int]:
 
 
 def _rule(rule: dict[str, Any], source: str, where: str) -> Rule:
-    _known_keys(rule, _RULE_KEYS, source, where)
+    _check_keys(rule, _RULE_KEYS, source, where)
     action = rule.get("action")
     if action not in _ACTIONS:
         raise _wrong(source, where, f"needs an `action`, one of {', '.join(_ACTIONS)}")
@@ -213,11 +213,11 @@ def _table(document: dict[str, Any], name: str, keys: set[str], source: str) -> 
     found = document.get(name, {})
     if not isinstance(found, dict):
         raise _wrong(source, "", f"must have {name} as a table [{name}]")
-    _known_keys(found, keys, source, f", [{name}]")
+    _check_keys(found, keys, source, f", [{name}]")
     return found
 
 
-def _known_keys(table: dict[str, Any], known: set[str], source: str, where: str) -> None:
+def _check_keys(table: dict[str, Any], known: set[str], source: str, where: str) -> None:
     unknown = sorted(table.keys() - known)
     if unknown:  # a misspelt key would make a rule match more, or less, than it says
         raise _wrong(source, where, f"has the unknown key {unknown[0]!r}; known are {', '.join(sorted(known))}")

@@ -232,7 +232,7 @@ class ApprovalRecords:
     # -- outcomes ------------------------------------------------------------------------------------------------------
 
     def make_stale(self, approval: Approval) -> None:
-        """Give up a pending approval whose call asks anew."""
+        """Make a pending approval stale, because its call asks anew."""
         if approval.status is ApprovalStatus.PENDING:
             self._decide(approval, ApprovalStatus.STALE, None, "it was asked anew, at another snapshot")
 

@@ -35,19 +35,19 @@ class Conversations:
         """Guards the number of requests that each lane waits for."""
 
     def place(self, request: TurnRequest, open_calls: Mapping[str, Any]) -> LanePlace:
-        """The place of a request in the lane that it continues or begins. `open_calls`: as in `Lanes.of`."""
-        place = self._lanes.of(request, open_calls)
+        """The place of a request in the lane that it continues or begins. `open_calls`: as in `Lanes.place`."""
+        place = self._lanes.place(request, open_calls)
         if not place.known and request.aside:
             place.lane.side = True
         if self.finished and not place.lane.digests:
             told = place.known
-            while told < len(request.items) and request.digests[told] in self._told(request):
+            while told < len(request.items) and request.digests[told] in self._newest_digests(request):
                 told += 1
             if place.known or told > place.opening:
                 place = replace(place, known=told, at=told)
         return place
 
-    def _told(self, request: TurnRequest) -> frozenset[bytes]:
+    def _newest_digests(self, request: TurnRequest) -> frozenset[bytes]:
         """Digests of the recorded conversation, for a program that goes on with it without a replay."""
         if request.api not in self._heard_before:
             self._heard_before[request.api] = frozenset(
@@ -56,13 +56,13 @@ class Conversations:
             )
         return self._heard_before[request.api]
 
-    def wait(self, lane: Lane) -> None:
-        """Count a request of the lane as being on its way to the provider."""
+    def begin_request(self, lane: Lane) -> None:
+        """Count a request of the lane as on its way to the provider."""
         with self._waiting:
             lane.asking += 1
 
-    def stop_waiting(self, lane: Lane) -> None:
-        """The request of a `wait` is not on its way any more."""
+    def end_request(self, lane: Lane) -> None:
+        """Count the request of a `begin_request` as answered."""
         with self._waiting:
             lane.asking -= 1
 
@@ -71,7 +71,7 @@ class Conversations:
         return self._lanes.lane_of(call_id)
 
     def add(self, lane: Lane) -> None:
-        """Know a lane of the journal."""
+        """Add a lane of the journal."""
         self._lanes.add(lane)
 
     def add_messages(self, lane: Lane, at: int, messages: Sequence[Message]) -> None:
@@ -81,7 +81,7 @@ class Conversations:
             self._journal.conversation.add(message, rid=_rid(lane, at, number, message))
 
     def extend(self, lane: Lane, at: int, digests: Sequence[bytes]) -> None:
-        """The lane goes on with these messages, from number `at`."""
+        """Extend the lane by these messages, from number `at`."""
         lane.digests[at:] = digests
         self.note(
             {
@@ -95,10 +95,10 @@ class Conversations:
         )
 
     def end_with(self, lane: Lane, request: TurnRequest, content: ReplyContent) -> None:
-        """The lane ends with the reply to this request now, which a later request may name. Where no tools are offered,
-        that one may repeat the words among other messages."""
+        """End the lane with the reply to this request, which a later request may name. Where no tools are offered, a later
+        request may repeat the reply's words among other messages."""
         at, reply_id = len(lane.digests), content.response_id
-        conversation = self._lanes.replied(lane, request, reply_id)
+        conversation = self._lanes.add_reply(lane, request, reply_id)
         if reply_id is not None and request.store:
             self.note({"reply": reply_id, "of": lane.number, "at": at, "conversation": conversation})
         if content.messages and not request.offers_tools:
@@ -107,15 +107,15 @@ class Conversations:
             self.note({"reply": words, "of": lane.number, "at": at, "conversation": None})
 
     def ask_for(self, lane: Lane, calls: Sequence[ModelCall]) -> None:
-        """The lane's model asks for these calls."""
-        self._lanes.called(lane, {call.id: call.arguments for call in calls})
+        """Note that the lane's model asks for these calls."""
+        self._lanes.add_calls(lane, {call.id: call.arguments for call in calls})
 
     def describe_difference(self, request: TurnRequest, lane: Lane) -> str:
         """The first message of a request that is not the recorded one, line by line, for a person. The answers of tools
         may differ."""
         if lane.side or request.previous is not None:  # its messages are not the first ones
             return ""
-        reader, recorded = request.reader, self._journal.replay.to_be_told(len(request.items))
+        reader, recorded = request.reader, self._journal.replay.messages_to_send(len(request.items))
         for number, (item, old) in enumerate(zip(request.items, recorded, strict=False)):
             digest = request.memo.of(request.api.value, reader.item(old), reader.normal)
             if digest != request.digests[number] and not any(True for _ in reader.results(item)):
@@ -127,7 +127,7 @@ class Conversations:
 
     def note(self, fields: dict[str, Any]) -> None:
         """Note something that the gateway of the next daemon has to know."""
-        self._journal.sandbox.survival.wire(fields)
+        self._journal.sandbox.survival.note_wire(fields)
 
     def restore(self, lanes: dict[int, Lane], line: dict[str, Any]) -> None:
         """Apply a note of an earlier daemon about a lane to `lanes`, by their numbers; the one used last comes last."""
@@ -151,13 +151,13 @@ def _past(journal: Journal) -> tuple[Lanes, set[str]]:
         if entry.kind is not EntryKind.MODEL or LANE not in entry.details:
             continue
         number = entry.details[LANE]
-        lane = lanes.numbered(number) or Lane(
+        lane = lanes.find(number) or Lane(
             number, caller=entry.details.get(CALLER), side=is_side(entry.details), recorded=True
         )
         lanes.add(lane)
         if not journal.replay.replaying and isinstance(entry.result, dict):
             asked = {call["id"]: call["arguments"] for call in entry.result.get("calls", ())}
-            lanes.called(lane, asked)
+            lanes.add_calls(lane, asked)
             finished.update(asked)
     return (Lanes(lanes.next_number), finished) if journal.replay.replaying else (lanes, finished)
 

@@ -93,12 +93,16 @@ class Lanes:
         self._next = first
         self._lock = threading.Lock()
 
-    def of(self, request: TurnRequest, open_calls: Mapping[str, Any]) -> LanePlace:
+    def place(self, request: TurnRequest, open_calls: Mapping[str, Any]) -> LanePlace:
         """The place of a request in the lane that it continues or begins. `open_calls`: the arguments of the calls that
         have no result yet, by id."""
         opening = opening_count(request)
         with self._lock:
-            place = self._following(request) or self._continued(request, opening) or self._saying(request, opening)
+            place = (
+                self._find_named(request)
+                or self._find_repeated(request, opening)
+                or self._find_by_words(request, opening)
+            )
             if place is None:
                 taken = {other.caller for other in self._lanes}
                 free = {call_id: arguments for call_id, arguments in open_calls.items() if call_id not in taken}
@@ -120,7 +124,7 @@ class Lanes:
             del self._lanes[:-MAX_LANES]
         return place
 
-    def _following(self, request: TurnRequest) -> LanePlace | None:
+    def _find_named(self, request: TurnRequest) -> LanePlace | None:
         """The place of a request that names what it continues: a reply, or a conversation that the provider keeps."""
         if request.previous is None:
             return None
@@ -136,7 +140,7 @@ class Lanes:
         known = int(instructed and request.digests[:1] == tuple(lane.digests[:1]))
         return _place_from(request, lane, known, at, instructed)
 
-    def _saying(self, request: TurnRequest, opening: int) -> LanePlace | None:
+    def _find_by_words(self, request: TurnRequest, opening: int) -> LanePlace | None:
         """The place of a request without tools that repeats a lane's words, though what comes before them is another than
         it was, but for the first message. The newest of the lane's words count: a client may put the same few words of
         its own between others."""
@@ -153,14 +157,14 @@ class Lanes:
                 found = LanePlace(lane, number + 1, at, opening)
         return None if found is None else _place_from(request, found.lane, found.known, found.at, opening)
 
-    def _continued(self, request: TurnRequest, opening: int) -> LanePlace | None:
+    def _find_repeated(self, request: TurnRequest, opening: int) -> LanePlace | None:
         """The lane whose first messages the request repeats, else the one whose calls it carries. A question on the side
         may carry the calls of the conversation that it is about."""
         found: tuple[int, Lane] | None = None
         for lane in self._lanes:
             if request.aside and not lane.side:
                 continue
-            known = self._known(request, lane)
+            known = self._count_known(request, lane)
             again = len(request.items) == opening and (lane.begun or lane.asking > 0)
             if known >= max(1, opening) and not again and (found is None or known >= found[0]):
                 found = known, lane
@@ -176,7 +180,7 @@ class Lanes:
                     return LanePlace(owner, number + 1, number + 1, opening)
         return None
 
-    def _known(self, request: TurnRequest, lane: Lane) -> int:
+    def _count_known(self, request: TurnRequest, lane: Lane) -> int:
         """The number of a request's messages that the lane holds. A client may spell a call's arguments otherwise than
         the model did: the call's id says that it is the same message."""
         known = request.matching_prefix(lane.digests)
@@ -190,8 +194,8 @@ class Lanes:
             known += 1
         return known
 
-    def called(self, lane: Lane, calls: Mapping[str, Any]) -> None:
-        """The lane's model asks for these calls. `calls`: their arguments, by id."""
+    def add_calls(self, lane: Lane, calls: Mapping[str, Any]) -> None:
+        """Note the calls that the lane's model asks for. `calls`: their arguments, by id."""
         with self._lock:
             self._owners.update(dict.fromkeys(calls, lane))
             self._asked.update(calls)
@@ -200,9 +204,9 @@ class Lanes:
             while len(self._owners) > MAX_CALLS:
                 del self._owners[next(iter(self._owners))]
 
-    def replied(self, lane: Lane, request: TurnRequest, reply_id: str | None) -> str | None:
-        """The lane ends with the reply to this request now, whose id is `reply_id`. Returns the id of the conversation
-        that the provider keeps, if it is one."""
+    def add_reply(self, lane: Lane, request: TurnRequest, reply_id: str | None) -> str | None:
+        """Remember the reply to this request, with which the lane ends now, by its id. Returns the id of the conversation that
+        the provider keeps, if it keeps one."""
         if reply_id is None:
             return None
         conversation = None if request.previous in self._replies else request.previous
@@ -210,7 +214,7 @@ class Lanes:
         return conversation
 
     def remember(self, lane: Lane, at: int, reply_id: str, conversation: str | None) -> None:
-        """A reply ends before message number `at` of the lane. `conversation`: the one that the provider keeps."""
+        """Remember that a reply ends before message number `at` of the lane. `conversation`: the one that the provider keeps."""
         with self._lock:
             self._replies[reply_id] = lane, at
             if conversation is not None:
@@ -229,7 +233,7 @@ class Lanes:
         return self._next
 
     def add(self, lane: Lane) -> None:
-        """A lane that is known from before."""
+        """Add a lane of before, in place of the one with its number."""
         with self._lock:
             self._lanes = [*(other for other in self._lanes if other.number != lane.number), lane]
             for call_id, owner in self._owners.items():
@@ -239,7 +243,7 @@ class Lanes:
                 places.update({key: (lane, at) for key, (owner, at) in places.items() if owner.number == lane.number})
             self._next = max(self._next, lane.number + 1)
 
-    def numbered(self, number: int) -> Lane | None:
+    def find(self, number: int) -> Lane | None:
         """The lane of this number; None if there is none."""
         with self._lock:
             return next((lane for lane in self._lanes if lane.number == number), None)

@@ -60,7 +60,7 @@ class ModelCalls:
         place = self.conversations.place(request, self.tools.open)
         lane = place.lane
         replaying = self._replay.replaying
-        ends = self.tools.ends(request, place)
+        ends = self.tools.meet_ends(request, place)
         outline = records.outline(request, place.opening)
         replayed = self._replay.meet_on_wire(
             EntryKind.MODEL,
@@ -92,11 +92,11 @@ class ModelCalls:
         )
         if reply is not None:
             return self._reuse(request, asked, reply)
-        self.conversations.wait(lane)
+        self.conversations.begin_request(lane)
         return asked
 
     def _hear(self, request: TurnRequest, place: LanePlace, *, replaying: bool) -> None:
-        """The messages that the request brings join the conversation. `replaying`: the program has just gone live, so
+        """Add the messages that the request brings to the conversation. `replaying`: the program has just gone live, so
         the conversation may hold some of them, such as the tools' results."""
         lane, told = place.lane, request.new_messages(place.known)
         if replaying and not lane.side:
@@ -115,19 +115,19 @@ class ModelCalls:
     def say(
         self, lane: Lane, request: TurnRequest, content: ReplyContent, calls: list[ModelCall], entry: JournalEntry
     ) -> None:
-        """The model's words join the conversation; it asks for calls. Denied."""
+        """Add the model's words to the conversation, and open the calls that they ask for. Denied."""
         at = len(lane.digests)
         self.conversations.add_messages(lane, at, content.messages)
         self.conversations.extend(lane, at, content.digests)
         self.conversations.end_with(lane, request, content)
         self.conversations.ask_for(lane, calls)
-        self.tools.asked(lane, request, calls, entry, at)
+        self.tools.open_calls(lane, request, calls, entry, at)
 
     def _find_reply(self, request: TurnRequest, outline: dict[str, Any], lane: Lane) -> JournalEntry | None:
         """An earlier run's reply to this request; None: it is forwarded."""
         reply = self._journal.reuse.find_reply(request.model[:200], outline, lane.number)
         try:
-            return None if reply is None or records.recorded(reply) is None else reply
+            return None if reply is None or records.reply_of(reply) is None else reply
         except Unsupported:
             return None  # it was too large to be kept
 
@@ -135,7 +135,7 @@ class ModelCalls:
         """Record an earlier run's reply as this one's, after the results that the request brings."""
         opened = self.begin(asked)
         failure = self.tools.try_to_close(asked.ends)
-        recorded = records.recorded(reply)
+        recorded = records.reply_of(reply)
         content = request.reader.read_again(request, recorded)
         self.recorder.pending.close(opened.entry.id)
         status, error = (CallStatus.DONE, None) if failure is None else (CallStatus.FAILED, failure.message)
@@ -154,7 +154,7 @@ class ModelCalls:
             lane.recorded, lane.number = True, entry.details.get(LANE, lane.number)
             lane.caller, lane.side = entry.details.get(CALLER, lane.caller), is_side(entry.details)
             self.conversations.add(lane)
-        recorded = records.recorded(entry)
+        recorded = records.reply_of(entry)
         content = request.reader.read_again(request, recorded) if entry.status is CallStatus.DONE else ReplyContent()
         self.conversations.extend(lane, place.at, [*request.digests[place.known :], *content.digests])
         self.conversations.end_with(lane, request, content)
@@ -166,8 +166,8 @@ class ModelCalls:
         self.conversations.ask_for(lane, calls)
         if calls:
             self._replay.wait_for_calls(lane.number, [call.id for call in calls])
-        live = self._replay.live_if_exhausted()
-        self.tools.asked(lane, request, calls, entry if live else None, place.end(request))
+        live = self._replay.go_live_if_exhausted()
+        self.tools.open_calls(lane, request, calls, entry if live else None, place.end(request))
         return recorded
 
     def _finish_unheard(self, request: TurnRequest, place: LanePlace, outline: dict[str, Any]) -> RecordedReply | None:
@@ -178,12 +178,12 @@ class ModelCalls:
         entry = self.recorder.find_reply(request.model[:200], outline) if place.known == len(request.digests) else None
         if entry is None:
             return None
-        recorded, calls = records.recorded(entry), calls_of(entry)
+        recorded, calls = records.reply_of(entry), calls_of(entry)
         if len(lane.digests) == place.at:
             self.say(lane, request, request.reader.read_again(request, recorded), calls, entry)
         else:
             self.conversations.ask_for(lane, calls)
-            self.tools.asked(lane, request, calls, entry, place.at)
+            self.tools.open_calls(lane, request, calls, entry, place.at)
         return recorded
 
     def restore(self, record: LiveRecord) -> None:
@@ -192,7 +192,7 @@ class ModelCalls:
         lanes: dict[int, Lane] = {}
         for line in live.wire(record.directory):
             if "turn" in line:
-                self.recorder.cut_off(line["turn"])
+                self.recorder.record_cut_off(line["turn"])
             elif "tool" in line:
                 arguments = self.tools.restore(line)
                 owner = lanes.get(line.get("lane", -1))
@@ -236,7 +236,7 @@ class ModelTurn:
         try:
             self._opened = self._calls.begin(self._asked)
         except BaseException:
-            self._calls.conversations.stop_waiting(self._asked.lane)
+            self._calls.conversations.end_request(self._asked.lane)
             raise
         if self._asked.ends:
             self._step = threading.Thread(target=self._take_steps, args=(self._asked.ends,), name="gateway-step")
@@ -250,7 +250,7 @@ class ModelTurn:
         assert self._asked is not None
         assert self._opened is not None, "`sent` comes first"
         recorder, request, content, opened = self._calls.recorder, self._request, reply.content, self._opened
-        self._calls.conversations.stop_waiting(self._asked.lane)
+        self._calls.conversations.end_request(self._asked.lane)
         if self._step is not None:
             self._step.join()
         recorder.pending.close(opened.entry.id)
@@ -258,7 +258,7 @@ class ModelTurn:
         details = {"gateway": True, "usage": records.usage(reply), "stop_reason": content.stop_reason}
         if request.sent_as is not None:
             details["sent_as"] = request.sent_as
-        details |= self._captured(reply)
+        details |= self._token_details(reply)
         failure = self._failure
         status = CallStatus.FAILED if reply.failed or failure is not None else CallStatus.DONE
         error = reply.error or content.error or (f"the provider answered {reply.status}" if reply.failed else None)
@@ -270,7 +270,7 @@ class ModelTurn:
         if not reply.failed:
             self._calls.say(self._asked.lane, request, content, calls, opened.entry)
 
-    def _captured(self, reply: TurnReply) -> dict[str, Any]:
+    def _token_details(self, reply: TurnReply) -> dict[str, Any]:
         """The tokens of a reply, as details of its entry. Token ids spell a secret that stands in the text, and no
         marker can take its place among them; so there are none of a conversation with a secret."""
         if reply.capture is None:

@@ -80,7 +80,7 @@ class WireCalls:
 
     def restore(self, line: dict[str, Any]) -> Any:
         """Go on with a call that an earlier daemon noted. Returns its arguments; None if it is open no more."""
-        opened = self._recorder.pending.opened(line["entry"])
+        opened = self._recorder.pending.find_open(line["entry"])
         if opened is None:
             return None
         self._tools[line["tool"]] = _Tool(opened, line.get("lane", -1), line.get("at", 0))
@@ -89,17 +89,18 @@ class WireCalls:
 
     # -- from the reply that asks --------------------------------------------------------------------------------------
 
-    def asked(
+    def open_calls(
         self, lane: Lane, request: TurnRequest, calls: list[ModelCall], model: JournalEntry | None, at: int
     ) -> None:
-        """The reply to `request`, at place `at` of the lane, asks for calls, or for none. The agent has not heard of it
-        yet. `model`: the reply's entry; None in a replay, where the ends of the calls may be recorded. Denied."""
+        """Open the calls that the reply to `request` asks for, or the turn of its words if it asks for none. The reply stands
+        at place `at` of the lane, and the agent has not got it yet. `model`: its entry; None in a replay, where the ends of
+        the calls may be recorded. Denied."""
         for call in calls:
             if model is not None:
                 self._open(call, model, lane, at)
             else:
                 with self._lock:
-                    self._tools[call.id] = _Tool(self._unrecorded(call), lane.number, at)
+                    self._tools[call.id] = _Tool(self._replayed_call(call), lane.number, at)
         if calls or request.offers_tools or (lane.side and lane.caller is None):
             return
         lane.words = Words(at, CallID(new_id()), time.time_ns())
@@ -107,14 +108,14 @@ class WireCalls:
             {"words": lane.number, "at": at, "call": lane.words.call_id, "said": lane.words.said_at_ns}
         )
 
-    def _unrecorded(self, call: ModelCall) -> Open:
+    def _replayed_call(self, call: ModelCall) -> Open:
         """A call that a replayed program makes by itself; its end is recorded already."""
         head = self._journal.sandbox.head
         entry = JournalEntry(CallID(new_id()), EntryKind.TOOL, call.name, call.arguments, head, time.time_ns())
         return Open(entry, time.perf_counter_ns())
 
     def _open(self, call: ModelCall, model: JournalEntry, lane: Lane, at: int) -> None:
-        """The model asks for a tool: the moment to ask a person. Denied."""
+        """Open a call that the model asks for, once policy and people let it run. Denied."""
         with self._lock:
             if call.id in self._tools:
                 return
@@ -131,15 +132,15 @@ class WireCalls:
 
     # -- to the request that ends --------------------------------------------------------------------------------------
 
-    def ends(self, request: TurnRequest, place: LanePlace) -> Ends:
-        """The calls, or the turn, that a request ends, without the ends that the journal records: they are met here, before
-        the others, since the results of one turn come in any order. Diverged."""
-        lane, calls = place.lane, self._ended(request, place)
+    def meet_ends(self, request: TurnRequest, place: LanePlace) -> Ends:
+        """The calls, or the turn, that a request ends and whose ends are not recorded. Recorded ends are met here, before the
+        others, since the results of one turn come in any order. Diverged."""
+        lane, calls = place.lane, self._find_ends(request, place)
         calls = sorted(calls, key=lambda end: not self._is_recorded(lane, end))
-        left = [end for end in calls if not self._is_met(lane, end)]
-        return Ends(lane, left, self._ended_words(lane, place.end(request)))
+        left = [end for end in calls if not self._meet_end(lane, end)]
+        return Ends(lane, left, self._take_words(lane, place.end(request)))
 
-    def _ended(self, request: TurnRequest, place: LanePlace) -> list[_End]:
+    def _find_ends(self, request: TurnRequest, place: LanePlace) -> list[_End]:
         """The calls that a request ends. By their results: those of calls that are open, and of calls that nobody knows
         in a lane that goes on; results that an earlier daemon received and did not process are among them, and those of
         the past are not. By going on from the reply that asked for them: the open ones without a result."""
@@ -168,8 +169,8 @@ class WireCalls:
             EntryKind.TOOL, tool.opened.entry.name, tool.opened.entry.arguments, number
         )
 
-    def _is_met(self, lane: Lane, end: _End) -> bool:
-        """True if the journal records the call's end. The files are then as they were. Diverged."""
+    def _meet_end(self, lane: Lane, end: _End) -> bool:
+        """Meet the call's end if the journal records it, and return True: the files are then as they were. Diverged."""
         with self._lock:
             tool = self._tools.get(end.call_id)
         number, replay = lane.number if lane.recorded else None, self._replay
@@ -184,9 +185,9 @@ class WireCalls:
             self._finished.add(end.call_id)
         return True
 
-    def _ended_words(self, lane: Lane, end: int) -> Words | None:
-        """The words of the lane's newest turn, if the request goes on from them. None if the journal records the turn's
-        end: the files are then as they were."""
+    def _take_words(self, lane: Lane, end: int) -> Words | None:
+        """Take the words of the lane's newest turn, if the request goes on from them. None if the journal records the turn's
+        end: it is met, and the files are then as they were."""
         with self._lock:
             words = lane.words
             if words is None or words.at >= end:
@@ -225,7 +226,7 @@ class WireCalls:
         details = _details(end.call_id, lane)
         if tool is None:
             opened = self._recorder.begin(Intent(new_id(), end.name[:200], None), details)
-        elif self._recorder.pending.opened(tool.opened.entry.id) is None:  # asked for in the replay, ended after it
+        elif self._recorder.pending.find_open(tool.opened.entry.id) is None:  # asked for in the replay, ended after it
             entry = tool.opened.entry
             opened = self._recorder.begin(Intent(new_id(), entry.name, entry.arguments), details)
         else:

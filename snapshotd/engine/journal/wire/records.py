@@ -34,12 +34,12 @@ def outline(request: TurnRequest, first: int) -> dict[str, Any]:
         "stream": request.stream,
         "messages": len(request.items),
         "digest": fixed.hexdigest(),
-        "prompt": _shown(opening[0]) if opening else None,
+        "prompt": _excerpt(opening[0]) if opening else None,
         **question,
     }
 
 
-def _shown(message: Message) -> str:
+def _excerpt(message: Message) -> str:
     content = message.content
     text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
     return text[:_OUTLINE_CHARS]
@@ -83,7 +83,7 @@ def result(reply: TurnReply, calls: list[ModelCall]) -> dict[str, Any]:
     }
 
 
-def recorded(entry: JournalEntry) -> RecordedReply:
+def reply_of(entry: JournalEntry) -> RecordedReply:
     """The reply of an entry, to be sent again. Unsupported: it was not kept."""
     result = entry.result
     if "body_b64" in result:

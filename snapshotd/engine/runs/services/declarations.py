@@ -36,7 +36,7 @@ class Declarations:
     def read(self, sandbox: Sandbox) -> list[DeclaredService]:
         """The services that the files of a sandbox declare, as they stand there: with markers for secrets. UsageError,
         LimitExceeded: the file, which a program in the sandbox can write, is malformed."""
-        source = f"{_PATH} in {name_of(sandbox)}"
+        source = f"{_PATH} in {sandbox.trajectory.shown_name}"
         data = _read_file(sandbox)
         if data is None:
             return []
@@ -48,7 +48,7 @@ class Declarations:
     def commit(self, sandbox: Sandbox, text: str, told: dict[str, object]) -> Snapshot:
         """Write the declarations and take the snapshot that has them: both or neither."""
         told = self._context.secrecy.of(sandbox.trajectory).conceal(told)
-        with sandbox.lock, turns.first(), placing.told("write", PLACE):
+        with sandbox.lock, turns.first(), placing.explain_errors("write", PLACE):
             before = _read_file(sandbox)
             _write_file(sandbox, text.encode())
             try:
@@ -62,7 +62,7 @@ class Declarations:
 
     def check_new(self, sandbox: Sandbox, service: str, declared: Sequence[DeclaredService], *, runs: bool) -> None:
         """Conflict: a service of that name is declared, or `runs`. LimitExceeded: there are too many."""
-        name = name_of(sandbox)
+        name = sandbox.trajectory.shown_name
         if runs or any(one.name == service for one in declared):
             raise Conflict(
                 f"{name} has a service {service} already: take it away first (`snapshotd kill --remove {name} {service}`), "
@@ -74,7 +74,7 @@ class Declarations:
             )
 
 
-def requested(request: BackgroundRequest) -> DeclaredService:
+def service_of(request: BackgroundRequest) -> DeclaredService:
     """The service that a request declares. UsageError."""
     asked = request.service
     assert asked is not None
@@ -96,21 +96,16 @@ def requested(request: BackgroundRequest) -> DeclaredService:
     )
 
 
-def written(sandbox: Sandbox, services: Sequence[DeclaredService]) -> str:
+def encode_services(sandbox: Sandbox, services: Sequence[DeclaredService]) -> str:
     """The file that declares these. LimitExceeded, UsageError: it cannot."""
     text = service_file.write(services)
-    service_file.check_size(text, f"{_PATH} in {name_of(sandbox)}")
+    service_file.check_size(text, f"{_PATH} in {sandbox.trajectory.shown_name}")
     return text
 
 
-def unknown(sandbox: Sandbox, name: str, declared: Sequence[DeclaredService]) -> NotFound:
+def unknown_service(sandbox: Sandbox, name: str, declared: Sequence[DeclaredService]) -> NotFound:
     known = ", ".join(service.name for service in declared) or "none"
-    return NotFound(f"{name_of(sandbox)} has no service {name[:80]!r}; it has: {known}")
-
-
-def name_of(sandbox: Sandbox) -> str:
-    """A sandbox's name for people."""
-    return sandbox.trajectory.shown_name
+    return NotFound(f"{sandbox.trajectory.shown_name} has no service {name[:80]!r}; it has: {known}")
 
 
 @contextlib.contextmanager
@@ -118,10 +113,8 @@ def _root(sandbox: Sandbox) -> Iterator[int]:
     with sandbox.lock:
         sandbox.root.revive()
         fd = sandbox.root.open_root()
-    try:
+    with files.closing_fd(fd):
         yield fd
-    finally:
-        os.close(fd)
 
 
 def _read_file(sandbox: Sandbox) -> bytes | None:
@@ -137,23 +130,17 @@ def _read_file(sandbox: Sandbox) -> bytes | None:
             raise UsageError(
                 f"{_PATH} lies behind a link that cannot be followed among the sandbox's files; remove the link in the sandbox"
             ) from exc
-        try:
+        with files.closing_fd(held):
             if not stat.S_ISREG(os.fstat(held).st_mode):
                 raise UsageError(f"{_PATH} is no regular file; remove it in the sandbox")
             with open(os.open(files.fd_path(held), os.O_RDONLY | os.O_CLOEXEC), "rb") as file:
                 return file.read(SERVICES_MAX_BYTES + 1)
-        finally:
-            os.close(held)
 
 
 def _write_file(sandbox: Sandbox, data: bytes) -> None:
     owner, id_map = placing.Owner(-1, -1), sandbox.container.id_map
     if sandbox.isolated:
         owner = placing.Owner() if id_map is None else placing.Owner(id_map.base, id_map.base)
-    with _root(sandbox) as root:
-        fd = placing.unnamed(root)
-        try:
-            files.write_all(fd, data)
-            placing.put(root, PLACE, fd, owner, follow=False)
-        finally:
-            os.close(fd)
+    with _root(sandbox) as root, files.closing_fd(placing.open_unnamed(root)) as fd:
+        files.write_all(fd, data)
+        placing.put(root, PLACE, fd, owner, follow=False)

@@ -23,7 +23,13 @@ from snapshotd.engine.caller import Caller, Stream
 from snapshotd.engine.context import Context
 from snapshotd.engine.runs import folder_mode, ports
 from snapshotd.engine.runs.commands import Commands
-from snapshotd.engine.runs.services.declarations import REMOVED, Declarations, name_of, requested, unknown, written
+from snapshotd.engine.runs.services.declarations import (
+    REMOVED,
+    Declarations,
+    encode_services,
+    service_of,
+    unknown_service,
+)
 from snapshotd.engine.sandbox.sandbox import ClientCommand, Sandbox
 from snapshotd.engine.sandbox.signals import end_rest, end_service, end_services
 from snapshotd.engine.sandbox.step import StepListener
@@ -68,7 +74,7 @@ class _Patience:
         self._until = math.inf if timeout_s is None else time.monotonic() + timeout_s
 
     def before(self, deadline: float) -> float:
-        """That deadline, or the caller's own if it comes first."""
+        """The earlier one of this deadline and the caller's own."""
         return min(deadline, self._until)
 
     def check(self) -> None:
@@ -82,9 +88,9 @@ class _Patience:
 _ANY_TIME = _Patience()
 
 
-def _place(sandbox: Sandbox, service: DeclaredService | None) -> str:
-    """Where the output of a service is that did not come back in a sandbox which is kept: the end of a sentence."""
-    name = name_of(sandbox)
+def _output_hint(sandbox: Sandbox, service: DeclaredService | None) -> str:
+    """The end of a sentence about a service that did not come back: it tells where the service's output is."""
+    name = sandbox.trajectory.shown_name
     return "" if service is None else f"; `snapshotd logs {name} {service.name}` has its output"
 
 
@@ -109,7 +115,7 @@ class SandboxServices:
         taken, it is ended and nothing is declared. The same declaration once more (a daemon may have died within the step)
         starts it if it does not run. UsageError; Conflict: there is another one of that name; LimitExceeded: there are too
         many; SandboxFailed: it does not get ready; and the errors of `Commands.begin` and `commit_step`."""
-        service = requested(request)
+        service = service_of(request)
         self._check_kind(sandbox, service)
         concealed = service.with_texts(self._context.secrecy.of(sandbox.trajectory).conceal_text)
         with sandbox.use.starting_services:
@@ -118,7 +124,7 @@ class SandboxServices:
             if concealed not in declared:
                 self._declared.check_new(sandbox, service.name, declared, runs=command is not None)
                 declared = [*declared, concealed]
-            text = written(sandbox, declared)
+            text = encode_services(sandbox, declared)
             if command is None:
                 info, command = self._serve(sandbox, service, 0)
             else:
@@ -134,7 +140,7 @@ class SandboxServices:
                 }
                 self._declared.commit(sandbox, text, {name: value for name, value in call.items() if value is not None})
             except BaseException as exc:
-                self._end(sandbox, command, _said(exc))
+                self._end(sandbox, command, _error_text(exc))
                 if isinstance(exc, SandboxFailed):
                     raise SandboxFailed(f"the service {service.name} is not declared: {exc.message}") from exc
                 raise
@@ -147,27 +153,27 @@ class SandboxServices:
             declared = self._declared.read(sandbox)
             left = [service for service in declared if service.name != name]
             if len(left) == len(declared):
-                raise unknown(sandbox, name, declared)
+                raise unknown_service(sandbox, name, declared)
             with sandbox.lock:
                 for command in list(sandbox.use.services):
                     if command.service == name:
                         end_service(sandbox, command)
-                return self._declared.commit(sandbox, written(sandbox, left), {"service": name, REMOVED: True})
+                return self._declared.commit(sandbox, encode_services(sandbox, left), {"service": name, REMOVED: True})
 
     def _check_kind(self, sandbox: Sandbox, service: DeclaredService) -> None:
         if service.port is not None and not sandbox.isolated:
-            raise folder_mode.refused(
+            raise folder_mode.refusal(
                 "a service with a port", "leave the port out, and give it a ready command that connects to its server"
             )
 
     # -- starts --------------------------------------------------------------------------------------------------------
 
     def start(self, sandbox: Sandbox, *, strict: bool = False) -> list[str]:
-        """Start the declared services that do not run, in their order, each awaited: a sentence for each that did not come
-        back, which the sandbox's next user is told, too. SandboxFailed: with `strict`, a required one did not."""
+        """Start the declared services that do not run, in their order, each awaited. Returns a sentence for each that did not
+        come back; the sandbox's next user is told the same. SandboxFailed: with `strict`, a required one did not."""
         with sandbox.use.starting_services:
-            failures = self._start_all(sandbox, self._again(sandbox, 0))
-        sentences = [sentence + _place(sandbox, service) for service, sentence in failures]
+            failures = self._start_all(sandbox, self._starter(sandbox, 0))
+        sentences = [sentence + _output_hint(sandbox, service) for service, sentence in failures]
         self._tell(sandbox, sentences)
         lacking = [sentence for service, sentence in failures if strict and service is not None and service.required]
         if lacking:
@@ -175,7 +181,7 @@ class SandboxServices:
         return sentences
 
     def revive(self, sandbox: Sandbox) -> None:
-        """As `start`, in a sandbox that is in use: others who want to run something in it wait meanwhile."""
+        """As `start`, in a sandbox that is in use: clients who want to run something in it wait meanwhile."""
         with self._starting(sandbox.trajectory.id):
             if not sandbox.closed:
                 self.start(sandbox)
@@ -198,7 +204,7 @@ class SandboxServices:
                 end_services(sandbox)
 
     def go_on(self, sandbox: Sandbox) -> None:
-        """The services of an earlier daemon run on. One that it had not declared yet is ended: nobody was told of it."""
+        """Go on with the services of an earlier daemon. A service that it had not declared yet is ended: no client knows it."""
         try:
             declared = {service.name for service in self._declared.read(sandbox)}
         except Exception:  # noqa: BLE001 - the file is a sandbox's, and the daemon has to start
@@ -209,28 +215,28 @@ class SandboxServices:
             if command.service not in declared:
                 self._end(sandbox, command, "the daemon ended before it was declared")
 
-    def ended(self, sandbox: Sandbox, info: CommandInfo) -> None:
-        """A service has ended by itself: start it again if it is declared so."""
+    def restart(self, sandbox: Sandbox, info: CommandInfo) -> None:
+        """Start a service again that has ended by itself, if its declaration says so."""
         restarts = info.restarts
         pause_s = min(_RESTART_MOST_S, _RESTART_S * 2 ** min(restarts, 8))
         while not sandbox.use.wait_for_end(pause_s):
             with sandbox.use.starting_services:
-                service = self._to_restart(sandbox, info, restarts)
+                service = self._find_restart(sandbox, info, restarts)
                 if service is None:
                     return
                 restarts += 1
                 try:
                     end_rest(sandbox, info.id)  # it may have the port still, or a lock
-                    self._start(sandbox, service, self._again(sandbox, restarts))
+                    self._start(sandbox, service, self._starter(sandbox, restarts))
                     return
                 except (SnapshotdError, OSError) as exc:
-                    self._tell(sandbox, [self._failure(sandbox, service, exc) + _place(sandbox, service)])
+                    self._tell(sandbox, [self._failure(sandbox, service, exc) + _output_hint(sandbox, service)])
             pause_s = min(_RESTART_MOST_S, pause_s * 2)
 
-    def _again(self, sandbox: Sandbox, restarts: int) -> Serve:
+    def _starter(self, sandbox: Sandbox, restarts: int) -> Serve:
         return lambda service, _: self._serve(sandbox, service, restarts)[1]
 
-    def _to_restart(self, sandbox: Sandbox, info: CommandInfo, restarts: int) -> DeclaredService | None:
+    def _find_restart(self, sandbox: Sandbox, info: CommandInfo, restarts: int) -> DeclaredService | None:
         try:
             declared = {service.name: service for service in self._declared.read(sandbox)}
         except (SnapshotdError, OSError):
@@ -245,7 +251,7 @@ class SandboxServices:
         try:
             declared = self._declared.read(sandbox)
         except (SnapshotdError, OSError) as exc:
-            return [(None, f"no service is started: {_said(exc)}")]
+            return [(None, f"no service is started: {_error_text(exc)}")]
         failures: list[tuple[DeclaredService | None, str]] = []
         running = {command.service for command in sandbox.use.services}
         for service in declared:
@@ -261,17 +267,17 @@ class SandboxServices:
 
     def _start(self, sandbox: Sandbox, service: DeclaredService, serve: Serve, patience: _Patience = _ANY_TIME) -> None:
         self._check_kind(sandbox, service)
-        reveal, trajectory, tail = self._context.secrecy.revealed_inside, sandbox.trajectory, _Tail()
+        reveal, trajectory, tail = self._context.secrecy.reveal_inside, sandbox.trajectory, _Tail()
         service = service.with_texts(lambda text: reveal(trajectory, text))
         command = serve(service, tail)
         try:
             self._await(sandbox, service, command, tail, patience)
         except BaseException as exc:
-            self._end(sandbox, command, _said(exc))
+            self._end(sandbox, command, _error_text(exc))
             raise
 
     def _serve(self, sandbox: Sandbox, service: DeclaredService, restarts: int) -> tuple[CommandInfo, ClientCommand]:
-        return self._commands.serve(sandbox, service, restarts, self.ended)
+        return self._commands.serve(sandbox, service, restarts, self.restart)
 
     def _end(self, sandbox: Sandbox, command: ClientCommand, failure: str) -> None:
         command.failure = self._context.secrecy.of(sandbox.trajectory).conceal_text(failure)
@@ -279,8 +285,8 @@ class SandboxServices:
             end_service(sandbox, command)
 
     def _failure(self, sandbox: Sandbox, service: DeclaredService, exc: Exception) -> str:
-        name = name_of(sandbox)
-        said = self._context.secrecy.of(sandbox.trajectory).conceal_text(_said(exc))
+        name = sandbox.trajectory.shown_name
+        said = self._context.secrecy.of(sandbox.trajectory).conceal_text(_error_text(exc))
         return f"the service {service.name} of {name} did not come back: {said}"
 
     def _tell(self, sandbox: Sandbox, sentences: Sequence[str]) -> None:
@@ -345,5 +351,5 @@ def _check_of(service: DeclaredService) -> str:
     return " or ".join(checks if service.ready is None else [*checks, f"{service.ready!r} fails"])
 
 
-def _said(exc: BaseException) -> str:
+def _error_text(exc: BaseException) -> str:
     return exc.message if isinstance(exc, SnapshotdError) else str(exc) or type(exc).__name__

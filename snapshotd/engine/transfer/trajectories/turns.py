@@ -291,7 +291,7 @@ class Walk:
         if entry.status is not CallStatus.DONE or not isinstance(entry.result, dict):
             return
         try:
-            said = self._replies(str(entry.arguments["api"]), records.recorded(entry))
+            said = self._replies(str(entry.arguments["api"]), records.reply_of(entry))
         except SnapshotdError:
             self.unread += 1
             return
