@@ -112,7 +112,7 @@ def _archive(places: StatePlaces, _: list[str]) -> None:
             own = PackMaintenance(open_store(places.store_url), index, key, pack)
             return archiver.ArchiverService(own, layers, spool)
 
-    child.serve(child.opened(open_handler))
+    child.serve(child.open_lazily(open_handler))
 
 
 def _pack(places: StatePlaces, _: list[str]) -> None:
@@ -122,7 +122,7 @@ def _pack(places: StatePlaces, _: list[str]) -> None:
 def _cold(places: StatePlaces, _: list[str]) -> None:
     from snapshotd.engine.storage import child, cold_worker
 
-    child.serve(child.opened(lambda: cold_worker.ColdService(open_repository(places), places.open_layers())))
+    child.serve(child.open_lazily(lambda: cold_worker.ColdService(open_repository(places), places.open_layers())))
 
 
 def _lazy(places: StatePlaces, arguments: list[str]) -> None:

@@ -232,7 +232,7 @@ class Roots:
     contents: Mapping[BlobID, str]
     records: Mapping[RecordID, str]
 
-    def joined(self, other: Roots) -> Roots:
+    def join(self, other: Roots) -> Roots:
         """These and the others."""
         return Roots(
             {**other.trees, **self.trees}, {**other.contents, **self.contents}, {**other.records, **self.records}

@@ -65,7 +65,7 @@ class FolderWatch:
             if self._check_quiet(root, user):
                 index.note_look(began_ns)
                 return FolderScan()
-            racy = index.racy()
+            racy = index.racy_paths()
             with acting_as(user):
                 found = index.scan(root)
             if not found:

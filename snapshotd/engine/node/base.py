@@ -62,7 +62,7 @@ class Takeover(Protocol):
     def is_incomplete(self, trajectory: TrajectoryID) -> bool:
         """True for another node's trajectory that was shown here and that `bring` has not completed."""
 
-    def unpublished(self, trajectory: TrajectoryID) -> int:
+    def count_unpublished(self, trajectory: TrajectoryID) -> int:
         """The number of its snapshots in this node's catalog that are not published."""
 
     def branch_off(self, row: OwnedTrajectory) -> Claim | None:

@@ -150,7 +150,7 @@ class FleetNode:
                 return
             if self._sessions.find(row.trajectory) is not None:
                 continue
-            side = self._takeover.branch_off(row) if self._takeover.unpublished(row.trajectory) else None
+            side = self._takeover.branch_off(row) if self._takeover.count_unpublished(row.trajectory) else None
             self._settled.add(row)
             if side is not None:
                 _log.warning(
@@ -162,7 +162,7 @@ class FleetNode:
     # -- what this node takes over -------------------------------------------------------------------------------------
 
     def _take_over(self, row: OwnedTrajectory, taken: Taken) -> None:
-        if self._takeover.unpublished(row.trajectory):
+        if self._takeover.count_unpublished(row.trajectory):
             self._takeover.branch_off(row)
         self._takeover.bring(row.trajectory)
         self._takeover.intend(taken)

@@ -289,7 +289,7 @@ class NodeRights(Ownership):
         if self.lease.draining:
             raise self._drains()
         own = row.node in (None, self.lease.facts.node)
-        seen = None if row.node is None else self.lease.watched_out(row.node)
+        seen = None if row.node is None else self.lease.find_expired(row.node)
         if not own and seen is None:
             raise self._refusal(row)
         with self._lock:

@@ -134,7 +134,7 @@ class NodeTakeover(Takeover, OtherCatalogs):
         try:
             head = catalog.get_snapshot(catalog.get_trajectory(trajectory).head)
         except NotFound:
-            if self._marks.published(trajectory) < 0:
+            if self._marks.published_seq(trajectory) < 0:
                 raise NotFound(
                     f"nothing of trajectory {short(trajectory)} was published before its node ended, so it cannot go on here: "
                     "start it again from what it was forked from"
@@ -170,7 +170,7 @@ class NodeTakeover(Takeover, OtherCatalogs):
             for one in snapshots:
                 seqs[one.trajectory] = max(one.seq, seqs.get(one.trajectory, -1))
             for line in others:
-                self._marks.set_published(line.id, max(seqs[line.id], self._marks.published(line.id)))
+                self._marks.set_published(line.id, max(seqs[line.id], self._marks.published_seq(line.id)))
                 self._marks.set_foreign(line.id, foreign=True)
 
     def _is_own(self, trajectory: TrajectoryID) -> bool:
@@ -209,13 +209,13 @@ class NodeTakeover(Takeover, OtherCatalogs):
     def is_incomplete(self, trajectory: TrajectoryID) -> bool:
         return self._marks.is_foreign(trajectory)
 
-    def unpublished(self, trajectory: TrajectoryID) -> int:
+    def count_unpublished(self, trajectory: TrajectoryID) -> int:
         return self._marks.count_unpublished(trajectory)
 
     def branch_off(self, row: OwnedTrajectory) -> Claim | None:
         trajectory = row.trajectory
         self._catch_up(row)
-        left = self._marks.unpublished(trajectory)
+        left = self._marks.find_unpublished(trajectory)
         if not left:
             return None
         side = TrajectoryID(hashlib.blake2s(f"side branch {trajectory} {left[0].id}".encode()).hexdigest()[:32])
@@ -227,8 +227,8 @@ class NodeTakeover(Takeover, OtherCatalogs):
 
     def _catch_up(self, row: OwnedTrajectory) -> None:
         """A crash may have left what is published not noted."""
-        for one in reversed(self._marks.unpublished(row.trajectory)):
-            if self._shared.coordination.published([one.id]):
+        for one in reversed(self._marks.find_unpublished(row.trajectory)):
+            if self._shared.coordination.find_published([one.id]):
                 self._marks.set_published(row.trajectory, one.seq)
                 return
 

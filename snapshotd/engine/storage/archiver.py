@@ -75,17 +75,17 @@ class Archiver:
     def pid(self) -> int | None:
         return self._child.pid
 
-    def image(self, image: ImageID) -> TreeID:
+    def archive_image(self, image: ImageID) -> TreeID:
         """Archive an image's root."""
         return TreeID(self._archive({"op": "image", "image": image})["tree"])
 
-    def tree(self, layers: Sequence[LayerID], parent: TreeID, outputs: Sequence[BlobID]) -> ArchivedTree:
+    def archive_tree(self, layers: Sequence[LayerID], parent: TreeID, outputs: Sequence[BlobID]) -> ArchivedTree:
         """Archive the tree that `layers` (oldest first) make of `parent`, and outputs from the spool. NotFound: a layer
         is gone."""
         answer = self._archive({"op": "tree", "layers": list(layers), "parent": parent, "outputs": list(outputs)})
         return ArchivedTree(TreeID(answer["tree"]), tuple(answer["bytes"]), tuple(answer["warnings"]))
 
-    def record(self, data: bytes, previous: RecordID | None) -> RecordID:
+    def archive_record(self, data: bytes, previous: RecordID | None) -> RecordID:
         """Archive a record."""
         encoded = base64.b64encode(data).decode()
         return RecordID(self._archive({"op": "record", "data": encoded, "previous": previous})["record"])

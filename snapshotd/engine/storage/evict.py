@@ -81,7 +81,7 @@ def evict(context: Context, merger: Merger, budget: int) -> int:
         return 0
     excess += int(budget * ROOM_SHARE)
     sizes = context.store.sizes.read()
-    needed = _needed(context)
+    needed = _find_needed(context)
     freed = 0
     for layer in sorted(sizes, key=lambda item: sizes[item][1]):
         if freed >= excess:
@@ -97,7 +97,7 @@ def evict(context: Context, merger: Merger, budget: int) -> int:
     return freed
 
 
-def _needed(context: Context) -> set[LayerID]:
+def _find_needed(context: Context) -> set[LayerID]:
     needed = set(cached_layers(context).values())
     for snapshot_id in context.catalog.unstored():
         needed.update(context.catalog.get_snapshot(snapshot_id).stack.layers)

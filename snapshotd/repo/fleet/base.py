@@ -95,7 +95,7 @@ class ToldPeers:
         return self._oldest_pin_s
 
 
-def checked_node(node: str) -> str:
+def check_node(node: str) -> str:
     """`node` itself. UsageError when it cannot be a part of a key."""
     if not _NODE.fullmatch(node):
         raise UsageError(f"{node[:100]!r} is not the name of a node: use 1 to 63 of a-z, 0-9 and -, no - at either end")

@@ -79,7 +79,7 @@ class Garbage:
         with index.seeing_condemned():
             planned = gc.plan(reader, index, roots, grace_s=grace_s, now=now, progress=progress, wanted=wanted)
         dead = {raw for same in planned.dead for raw in same}
-        return FleetPlan(planned, reader, tuple(raw for raw in index.condemned() if raw not in dead))
+        return FleetPlan(planned, reader, tuple(raw for raw in index.condemned_objects() if raw not in dead))
 
     def run(self, index: FleetIndex, plan: FleetPlan, progress: Callable[[str], object]) -> Reclaimed:
         """Condemn and remove what the plan says. The caller publishes the index afterwards, as a collection's."""

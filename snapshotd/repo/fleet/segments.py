@@ -29,7 +29,7 @@ class Segments:
             index.keep_outgoing(Outgoing(segment.number, self._sealer.encode(segment)), objects_upto, packs_upto)
             hit("repo.fleet.segment_made")
             self._finish(index)
-        return index.merged(self._node)[0]
+        return index.last_merged(self._node)[0]
 
     def _finish(self, index: FleetIndex) -> None:
         """Put the outgoing segment. Where one of an earlier life of this node has its number (this node's disk was lost),
@@ -39,7 +39,7 @@ class Segments:
             return
         there = put_same(self._bucket, segment_key(self._node, outgoing.number), outgoing.data)
         hit("repo.fleet.segment_put")
-        _, before = index.merged(self._node)
+        _, before = index.last_merged(self._node)
         segment = self._sealer.decode(there, self._node, outgoing.number, before)
         if there == outgoing.data:
             index.note_published(segment, seal_of(there))
@@ -72,13 +72,13 @@ class Segments:
         read: dict[tuple[str, int], tuple[Segment, bytes]] = {}
         while waiting:
             node, upto = waiting[-1]
-            number, before = index.merged(node)
+            number, before = index.last_merged(node)
             if number >= upto:
                 waiting.pop()
                 continue
             place = (node, number + 1)
             segment, seal = read.pop(place) if place in read else self._read(*place, before)
-            needed = [(other, least) for other, least in segment.after if index.merged(other)[0] < least]
+            needed = [(other, least) for other, least in segment.after if index.last_merged(other)[0] < least]
             if needed:
                 read[place] = segment, seal
                 waiting += needed

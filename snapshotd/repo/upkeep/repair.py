@@ -64,7 +64,7 @@ def _repair(store: Store, index_path: Path, key: bytes, progress: Progress) -> R
     index = _open(index_path)
     try:
         if index is not None:
-            suspicious = _suspicious(store, index, index_path, key, progress)
+            suspicious = _find_suspicious(store, index, index_path, key, progress)
             if suspicious is None:
                 return RepairResult((), ())
             return _Repair(store, index_path, key, progress).run(index, suspicious)
@@ -99,7 +99,7 @@ def _open(index_path: Path) -> Index | None:
     return None
 
 
-def _suspicious(store: Store, index: Index, index_path: Path, key: bytes, progress: Progress) -> set[bytes] | None:
+def _find_suspicious(store: Store, index: Index, index_path: Path, key: bytes, progress: Progress) -> set[bytes] | None:
     """The objects that a check finds damaged; None if nothing at all is wrong."""
     reader = PackReader(store, index_path, key)
     try:
@@ -250,14 +250,14 @@ class _Repair:
         existed)."""
         reader, index = PackReader(self._store, self._path, self._key), Index(self._path, write=True)
         try:
-            bad = _unreadable(reader, index, suspicious)
+            bad = _find_unreadable(reader, index, suspicious)
             if bad:
                 with index.transaction():
                     index.remove_objects(sorted(bad))
                 self._gone |= bad if known is None else bad & known
                 self._actions.append(f"removed {number_of(len(bad), 'unreadable object')} from the index")
             if known is None:
-                self._gone |= _named_and_missing(reader, index)
+                self._gone |= _find_missing(reader, index)
         finally:
             reader.close()
             index.close()
@@ -283,7 +283,7 @@ def _copy_like(raw: bytes) -> Copy:
     return Copy(pack.made_at_s(raw))
 
 
-def _unreadable(reader: PackReader, index: Index, suspicious: set[bytes]) -> set[bytes]:
+def _find_unreadable(reader: PackReader, index: Index, suspicious: set[bytes]) -> set[bytes]:
     """Lists that lack parts (at any depth), unreadable members of `suspicious`, and deltas against either."""
     bad: set[bytes] = set()
     for raw in suspicious:
@@ -324,7 +324,7 @@ def _is_whole(reader: PackReader, index: Index, raw: bytes, bad: set[bytes]) -> 
     return bad.isdisjoint(parts) and len(index.find_many(list(set(parts)))) == len(set(parts))
 
 
-def _named_and_missing(reader: PackReader, index: Index) -> set[bytes]:
+def _find_missing(reader: PackReader, index: Index) -> set[bytes]:
     """Objects that directories name and the index does not have. Directories that are bases of deltas are left out:
     they may exist for that alone."""
     bases = {entry.base for entry in index.objects(ObjectKind.TREE)}

@@ -68,7 +68,7 @@ class Encoders:
         while len(self._tasks) > leave or (self._tasks and self._tasks[0].done()):
             yield self._tasks.popleft().result()
 
-    def nothing_queued(self) -> None:
+    def forget_queued(self) -> None:
         """All that was added is in the index: what comes next may be encoded in place again."""
         self._queued_bytes = 0
 

@@ -32,7 +32,7 @@ class Captured:
         copied = Capture(self.root, HostUser(os.getuid(), os.getgid()), found, longest_s)
         copied.write(self.layer)
         for path, mark, digest in copied.took:
-            self.index.took(path, mark, digest)
+            self.index.note_captured(path, mark, digest)
         self.index.note_look(found.began_ns)
         return copied
 
