@@ -97,14 +97,14 @@ def _archive(places: StatePlaces, _: list[str]) -> None:
     pack = places.command("pack")
     layers, spool = places.open_layers(), FileSpool(places.repo_dir, owner=False)
     if places.node:
-        from snapshotd.repo.fleet.base import ToldPeers
+        from snapshotd.repo.fleet.base import Peers
         from snapshotd.repo.fleet.maintenance import FleetMaintenance
 
-        peers = ToldPeers()
+        peers = Peers()
 
         def open_handler() -> child.Serve:
             shared = FleetMaintenance(open_bucket(places, key), places.node, peers, index, key, pack)
-            return archiver.SharedArchiverService(shared, layers, spool, peers.tell)
+            return archiver.SharedArchiverService(shared, layers, spool, peers)
 
     else:
 

@@ -146,6 +146,39 @@ class Repository(ABC):
         chain of deltas."""
 
 
+class ForwardedReads(Repository):
+    """Reads through another repository, `reader`."""
+
+    reader: Repository
+
+    def contains(self, object_id: BlobID | TreeID | RecordID) -> bool:
+        return self.reader.contains(object_id)
+
+    def load_tree(self, tree_id: TreeID) -> Tree:
+        return self.reader.load_tree(tree_id)
+
+    def load_record(self, record_id: RecordID) -> bytes:
+        return self.reader.load_record(record_id)
+
+    def records(self) -> Iterator[tuple[RecordID, bytes]]:
+        return self.reader.records()
+
+    def stored_bytes(self) -> int:
+        return self.reader.stored_bytes()
+
+    def size_bytes(self, content: BlobID) -> int:
+        return self.reader.size_bytes(content)
+
+    def load(self, content: BlobID) -> Iterator[bytes]:
+        return self.reader.load(content)
+
+    def load_many(self, contents: Sequence[BlobID]) -> list[bytes | memoryview | None]:
+        return self.reader.load_many(contents)
+
+    def read(self, content: BlobID, offset: int, length: int) -> bytes:
+        return self.reader.read(content, offset, length)
+
+
 class FollowedReads(ABC):
     """The beginning of one tree that is read bit by bit. `repository`: the view reads through it."""
 
@@ -304,13 +337,6 @@ class RepairResult:
 
     actions: tuple[str, ...]
     gone: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"actions": list(self.actions), "gone": list(self.gone)}
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> RepairResult:
-        return RepairResult(tuple(value["actions"]), tuple(value["gone"]))
 
 
 class Maintenance(ABC):

@@ -91,7 +91,7 @@ def test_each_kind_of_change_has_its_process(watched: Watched, statement: str) -
         told = watched.writers.take()
         assert told.knows
         assert told.touched
-        assert all(told.of(path) == {who} for path in told.touched), told
+        assert all(told.who_touched(path) == {who} for path in told.touched), told
         if "new" not in statement and "symlink" not in statement:
             (Path(f"/proc/{watched.agent.process.pid}/cwd") / "d" / "a").write_text("x")
             watched.writers.take()
@@ -107,7 +107,7 @@ def test_a_new_directory_is_watched_and_counts_for_what_is_in_it(watched: Watche
     assert watched.writers.peek().who_touched(b"n/m/unseen") <= {"s-1", UNKNOWN}
     watched.person("!open('n/m/x', 'w').write('y')")
     told = watched.writers.take()
-    assert told.of(b"n/m/x") == {"s-1", FOREIGN}
+    assert told.who_touched(b"n/m/x") == {"s-1", FOREIGN}
     assert watched.writers.take().touched == {}
 
 
@@ -189,6 +189,6 @@ def test_many_sessions_of_one_agent_hold_one_descriptor(tmp_path: Path) -> None:
 def test_times_are_joined() -> None:
     one = Touches(True, {b"a": {"s-1"}}, {b"d": {"s-1"}})
     two = Touches(True, {b"a": {FOREIGN}}, {})
-    assert (one | two).of(b"a") == {"s-1", FOREIGN}
-    assert (one | two).of(b"d/x") == {"s-1"}
+    assert (one | two).who_touched(b"a") == {"s-1", FOREIGN}
+    assert (one | two).who_touched(b"d/x") == {"s-1"}
     assert not (one | Touches()).knows

@@ -21,13 +21,13 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.node.copying import roots_of
 from snapshotd.engine.node.marks import PublishedMarks
 from snapshotd.engine.node.shared import Claims, SharedHistory
-from snapshotd.engine.storage.archiver import ToldOfPeers
 from snapshotd.engine.storage.upkeep import PruneScope
 from snapshotd.errors import SnapshotdError
 from snapshotd.failpoints import hit
 from snapshotd.fleet.base import SECOND_NS
 from snapshotd.fleet.collection import COLLECTION_TTL_NS
 from snapshotd.repo.base import Reclaimed, Roots
+from snapshotd.repo.fleet.base import Peers
 from snapshotd.types import SnapshotID, SnapshotState, Trajectory, TrajectoryID
 
 _log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class NodePruneScope(PruneScope):
         images = {image.id: image for image in self._context.images.list()}
         return roots_of(self._own.record, unpublished, images)
 
-    def peers(self) -> ToldOfPeers | None:
+    def peers(self) -> Peers | None:
         return self._shared.peers()
 
     def tell(self, reclaimed: Reclaimed) -> None:

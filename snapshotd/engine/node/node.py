@@ -13,8 +13,9 @@ from typing import Any
 
 from snapshotd.api.stats import NodeStats
 from snapshotd.engine.context import Context
-from snapshotd.engine.node.base import Publisher, Takeover
+from snapshotd.engine.node.publisher import NodePublisher
 from snapshotd.engine.node.rights import NodeParts, NodeRights
+from snapshotd.engine.node.takeover import NodeTakeover
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.errors import NotFound, SnapshotdError
 from snapshotd.fleet.base import OwnedTrajectory, Taken
@@ -39,8 +40,8 @@ class FleetNode:
         context: Context,
         rights: NodeRights,
         sessions: Sessions,
-        publisher: Publisher,
-        takeover: Takeover,
+        publisher: NodePublisher,
+        takeover: NodeTakeover,
         starting: Callable[[], int],
     ) -> None:
         """`starting`: the number of sandboxes that are being launched."""

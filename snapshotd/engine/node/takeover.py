@@ -26,7 +26,6 @@ from snapshotd.catalog.base import OtherCatalogs
 from snapshotd.engine.context import Context
 from snapshotd.engine.history.effects import compensated_by
 from snapshotd.engine.journal.replay import PROMOTED, origin_of
-from snapshotd.engine.node.base import Takeover
 from snapshotd.engine.node.copying import needed_by, rows_of
 from snapshotd.engine.node.marks import PublishedMarks
 from snapshotd.engine.node.shared import Claims, SharedHistory
@@ -54,8 +53,8 @@ REFRESH_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class NodeTakeover(Takeover, OtherCatalogs):
-    """See the module's text, and `node/base.py`."""
+class NodeTakeover(OtherCatalogs):
+    """See the module's text. Thread-safe."""
 
     def __init__(
         self,
@@ -79,7 +78,6 @@ class NodeTakeover(Takeover, OtherCatalogs):
     # -- names ---------------------------------------------------------------------------------------------------------
 
     def find(self, wanted: Literal["snapshot", "trajectory"], ref: str) -> bool:
-        """See `OtherCatalogs`."""
         catalog = self._shared.catalog
         try:
             is_line = wanted == "trajectory"
@@ -130,6 +128,8 @@ class NodeTakeover(Takeover, OtherCatalogs):
     # -- bringing ------------------------------------------------------------------------------------------------------
 
     def bring(self, trajectory: TrajectoryID) -> None:
+        """Make this node's catalog have a trajectory with all that is published of it, its head being the published one.
+        Idempotent. NotFound, Unavailable."""
         catalog = self._shared.catalog
         try:
             head = catalog.get_snapshot(catalog.get_trajectory(trajectory).head)
@@ -207,12 +207,16 @@ class NodeTakeover(Takeover, OtherCatalogs):
     # -- what another node took over -----------------------------------------------------------------------------------
 
     def is_incomplete(self, trajectory: TrajectoryID) -> bool:
+        """True for another node's trajectory that was shown here and that `bring` has not completed."""
         return self._marks.is_foreign(trajectory)
 
     def count_unpublished(self, trajectory: TrajectoryID) -> int:
+        """The number of its snapshots in this node's catalog that are not published."""
         return self._marks.count_unpublished(trajectory)
 
     def branch_off(self, row: OwnedTrajectory) -> Claim | None:
+        """Make a side branch of this node's unpublished snapshots of a trajectory that was taken over; None: it has none.
+        Its trajectory has its published head afterwards. Idempotent, also after a crash."""
         trajectory = row.trajectory
         self._catch_up(row)
         left = self._marks.find_unpublished(trajectory)
@@ -233,6 +237,8 @@ class NodeTakeover(Takeover, OtherCatalogs):
                 return
 
     def intend(self, taken: Taken) -> None:
+        """Write the calls that may have happened, and that no published snapshot has, into this node's journal, so that
+        `resume` asks about them."""
         # a call that has happened, as a person or a side branch said, may be one that this line lacks: what it gave was lost
         # with a node
         doubted = (IntentState.UNDECIDED, IntentState.HAPPENED)

@@ -20,12 +20,13 @@ from snapshotd.engine.base import ProgressSink
 from snapshotd.engine.context import Context
 from snapshotd.engine.storage import records, retention
 from snapshotd.engine.storage.archive_queue import TAGS_RECORD, Archive
-from snapshotd.engine.storage.archiver import Archiver, ToldOfPeers
+from snapshotd.engine.storage.archiver import Archiver
 from snapshotd.engine.storage.cold import Cold
 from snapshotd.engine.storage.retention import RetentionDecision
 from snapshotd.errors import DataLoss, NotFound, Unsupported
 from snapshotd.failpoints import hit
 from snapshotd.repo.base import CheckResult, Reclaimed, Roots
+from snapshotd.repo.fleet.base import Peers
 from snapshotd.terms import number_of
 from snapshotd.types import (
     BlobID,
@@ -74,7 +75,7 @@ class PruneScope:
         """References that `catalog` does not have."""
         return Roots({}, {}, {})
 
-    def peers(self) -> ToldOfPeers | None:
+    def peers(self) -> Peers | None:
         """The other nodes, as the archive process is to know them. Asked for when `catalog` has been read."""
         return None
 

@@ -120,7 +120,7 @@ class Garbage:
         for key in buried:
             self._store.bucket.delete(key)
         limit_ms = self._limit_ms(grace_s, now)
-        for node in self._peers.segments():
+        for node in self._peers.segments:
             for key in self._store.bucket.keys(f"nodes/{node}/tombstones/"):
                 raw = bytes.fromhex(key.rpartition("/")[2])
                 if not index.knows_pack(raw) and self._decode(key, raw, self._store.bucket.get(key)) <= limit_ms:
@@ -128,7 +128,7 @@ class Garbage:
                     self._store.bucket.delete(key)
 
     def _limit_ms(self, grace_s: float, now: float) -> int:
-        pinned = self._peers.oldest_pin_s()
+        pinned = self._peers.oldest_pin_s
         limit_s = now - grace_s
         return int((limit_s if pinned is None else min(limit_s, pinned)) * 1000)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from snapshotd.repo.fleet.base import ToldPeers, check_key, check_node
+from snapshotd.repo.fleet.base import Peers, check_key, check_node
 from snapshotd.repo.fleet.index import FleetIndex
 from snapshotd.repo.fleet.store import FleetStore
 from snapshotd.repo.format.index import create_index
@@ -36,6 +36,6 @@ def open_reader(
         return index
 
     opened: list[PackReader] = []
-    store = FleetStore(bucket, node, ToldPeers(), homes, missed)
+    store = FleetStore(bucket, node, Peers(), homes, missed)
     opened.append(PackReader(store, index_path, key, index_kind=FleetIndex, missed=missed))
     return opened[0]

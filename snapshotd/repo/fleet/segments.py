@@ -52,7 +52,7 @@ class Segments:
         """Take over what other nodes have published; with `ahead`, all that is in the bucket. True if some of it takes objects
         away. DataLoss when a segment is missing, damaged or forged: everything before it is merged."""
         self._finish(index)
-        upto = dict(self._peers.segments())
+        upto = dict(self._peers.segments)
         for node in upto if ahead else ():
             while self._is_in_bucket(segment_key(node, upto[node] + 1)):
                 upto[node] += 1

@@ -17,7 +17,6 @@ from snapshotd.repo.reading.cache import Cache
 
 _PIECE_BYTES = 1 << 20
 _CONTENT = (ObjectKind.CHUNK, ObjectKind.LIST)
-_CONTENT = (ObjectKind.CHUNK, ObjectKind.LIST)
 
 
 class _Layout(NamedTuple):

@@ -30,14 +30,14 @@ from pathlib import Path
 
 from snapshotd import failpoints
 from snapshotd.errors import InternalError, LimitExceeded, NotFound, OutOfSpace, SnapshotdError
-from snapshotd.repo.base import ObjectKind, PlainFile, Reader, RepositoryWriter, Saved, Tree
+from snapshotd.repo.base import ForwardedReads, ObjectKind, PlainFile, Reader, RepositoryWriter, Saved, Tree
 from snapshotd.repo.format import chunks, compress, pack
 from snapshotd.repo.format.ids import raw_id
 from snapshotd.repo.format.index import Index, IndexEntry, PackRow, open_index
 from snapshotd.repo.format.record import encode_record
 from snapshotd.repo.format.tree import MAX_ENTRIES, encode_tree
 from snapshotd.repo.reading.finder import closed_error
-from snapshotd.repo.reading.reader import CACHE_BYTES, PackReader
+from snapshotd.repo.reading.reader import PackReader
 from snapshotd.repo.writing import packers
 from snapshotd.repo.writing.bases import Bases
 from snapshotd.repo.writing.encoders import TASK_BYTES, Done, Encoders, job_of
@@ -82,7 +82,7 @@ class _Batch:
         return objects
 
 
-class PackRepository(RepositoryWriter):
+class PackRepository(ForwardedReads, RepositoryWriter):
     """The repository for reading and writing. One per repository: a second one is refused with Conflict (lock file
     beside the index)."""
 
@@ -91,8 +91,6 @@ class PackRepository(RepositoryWriter):
         store: Store,
         index_path: Path,
         key: bytes,
-        cache_bytes: int = CACHE_BYTES,
-        threads: int = 2,
         packer_command: Sequence[str] | None = None,
         index_kind: type[Index] = Index,
     ) -> None:
@@ -104,10 +102,10 @@ class PackRepository(RepositoryWriter):
             self.index = open_index(index_path, store, index_kind)
             opened.callback(self.index.close)
             self._unflushed = Unflushed(self.index)
-            self.reader = PackReader(store, index_path, key, cache_bytes, self._unflushed)
+            self.reader: PackReader = PackReader(store, index_path, key, finder=self._unflushed)
             opened.pop_all()
         self._bases = Bases(self._unflushed)
-        self._encoders = Encoders(threads, partial(job_of, self.reader))
+        self._encoders = Encoders(partial(job_of, self.reader))
         self._output = PackOutput(store, self._unflushed.note_durable)
         self._packers = None if packer_command is None else packers.Packers(packer_command, self._take_packed)
         self.saved = Saved(0, 0, 0)
@@ -137,33 +135,6 @@ class PackRepository(RepositoryWriter):
         self._closed = True
         self.reader.close()
         os.close(self._lock_fd)
-
-    def contains(self, object_id: BlobID | TreeID | RecordID) -> bool:
-        return self.reader.contains(object_id)
-
-    def load_tree(self, tree_id: TreeID) -> Tree:
-        return self.reader.load_tree(tree_id)
-
-    def load_record(self, record_id: RecordID) -> bytes:
-        return self.reader.load_record(record_id)
-
-    def records(self) -> Iterator[tuple[RecordID, bytes]]:
-        return self.reader.records()
-
-    def stored_bytes(self) -> int:
-        return self.reader.stored_bytes()
-
-    def size_bytes(self, content: BlobID) -> int:
-        return self.reader.size_bytes(content)
-
-    def load(self, content: BlobID) -> Iterator[bytes]:
-        return self.reader.load(content)
-
-    def load_many(self, contents: Sequence[BlobID]) -> list[bytes | memoryview | None]:
-        return self.reader.load_many(contents)
-
-    def read(self, content: BlobID, offset: int, length: int) -> bytes:
-        return self.reader.read(content, offset, length)
 
     def save_bytes(self, data: bytes, previous: BlobID | None = None, name: bytes | None = None) -> BlobID:
         if len(data) > chunks.WHOLE_BYTES:
