@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from snapshotd.repo.base import Reclaimed
-from snapshotd.repo.fleet.base import Peers
+from snapshotd.repo.base import Peers, Reclaimed
 from snapshotd.repo.fleet.index import FleetIndex
 from snapshotd.repo.fleet.maintenance import FleetMaintenance
 from snapshotd.repo.writing.writer import PackRepository

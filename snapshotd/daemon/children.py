@@ -97,7 +97,7 @@ def _archive(places: StatePlaces, _: list[str]) -> None:
     pack = places.command("pack")
     layers, spool = places.open_layers(), FileSpool(places.repo_dir, owner=False)
     if places.node:
-        from snapshotd.repo.fleet.base import Peers
+        from snapshotd.repo.base import Peers
         from snapshotd.repo.fleet.maintenance import FleetMaintenance
 
         peers = Peers()

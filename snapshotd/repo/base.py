@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -376,6 +376,19 @@ class Maintenance(ABC):
     def repair(self, progress: Callable[[str], object]) -> RepairResult:
         """Rebuild the index from the packs, and packs without their damaged frames. Changes nothing in a healthy
         repository."""
+
+
+@dataclass(slots=True)
+class Peers:
+    """The nodes of the fleet, as this process was last told of them.
+
+    `segments`: every node that has ever published, with the number of its last index segment. `oldest_pin_s`: the time (seconds
+    since the epoch) at which the oldest reader began that is still protected; None: there is none. Packs that were removed later
+    stay.
+    """
+
+    segments: Mapping[str, int] = field(default_factory=dict)
+    oldest_pin_s: float | None = None
 
 
 class SharedMaintenance(Maintenance):

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.errors import DataLoss, NotFound
-from snapshotd.repo.base import Roots
-from snapshotd.repo.fleet.base import Peers
+from snapshotd.repo.base import Peers, Roots
 from snapshotd.repo.fleet.blocks import BLOCK_BYTES, DiskBlocks
 from snapshotd.repo.fleet.cached import CachedStore
 from snapshotd.repo.fleet.maintenance import FleetMaintenance

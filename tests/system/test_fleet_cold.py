@@ -14,8 +14,7 @@ import pytest
 
 from snapshotd.daemon.children import StatePlaces
 from snapshotd.fuse.lazy import LazyMount
-from snapshotd.repo.base import Roots
-from snapshotd.repo.fleet.base import Peers
+from snapshotd.repo.base import Peers, Roots
 from snapshotd.repo.fleet.maintenance import FleetMaintenance
 from snapshotd.repo.key import load_key
 from snapshotd.store.local import LocalStore

@@ -11,3 +11,41 @@ Order of events when a lease cannot be renewed: the freezer stops all sandboxes 
 published and no irreversible call begins. After a renewal, sandboxes of trajectories that were taken over meanwhile end,
 and only then do the others go on.
 """
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from snapshotd.types import Snapshot, TrajectoryID
+
+
+class Publisher(Protocol):
+    """Publishes this node's snapshots. Thread-safe. It publishes under the claims of `NodeRights.claim`, and asks
+    `NodeRights.check_lease` before each attempt."""
+
+    def start(self) -> None:
+        """Begin to publish what is stored, in a thread of its own."""
+
+    def hear_of_stored(self) -> None:
+        """Snapshots were stored. Returns at once."""
+
+    def lag(self) -> int:
+        """The number of snapshots that are captured and not published."""
+
+    def why_behind(self) -> str:
+        """Why snapshots stay on this node; "" while nothing is in their way."""
+        ...
+
+    def is_published(self, snapshot: Snapshot) -> bool:
+        """True if other nodes can read it, as far as this node has noted."""
+
+    def catch_up(self) -> bool:
+        """Have this node's index know what the others have published. True: something may be found now that was not."""
+        ...
+
+    def publish(self, trajectory: TrajectoryID, timeout_s: float) -> None:
+        """Return when every snapshot so far of a trajectory is published. Unavailable: that takes longer; Conflict: the
+        trajectory was taken over."""
+
+    def close(self) -> None:
+        """Idempotent."""

@@ -26,8 +26,7 @@ from snapshotd.errors import SnapshotdError
 from snapshotd.failpoints import hit
 from snapshotd.fleet.base import SECOND_NS
 from snapshotd.fleet.collection import COLLECTION_TTL_NS
-from snapshotd.repo.base import Reclaimed, Roots
-from snapshotd.repo.fleet.base import Peers
+from snapshotd.repo.base import Peers, Reclaimed, Roots
 from snapshotd.types import SnapshotID, SnapshotState, Trajectory, TrajectoryID
 
 _log = logging.getLogger(__name__)

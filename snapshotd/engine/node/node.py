@@ -13,7 +13,7 @@ from typing import Any
 
 from snapshotd.api.stats import NodeStats
 from snapshotd.engine.context import Context
-from snapshotd.engine.node.publisher import NodePublisher
+from snapshotd.engine.node.base import Publisher
 from snapshotd.engine.node.rights import NodeParts, NodeRights
 from snapshotd.engine.node.takeover import NodeTakeover
 from snapshotd.engine.runs.sessions import Sessions
@@ -40,7 +40,7 @@ class FleetNode:
         context: Context,
         rights: NodeRights,
         sessions: Sessions,
-        publisher: NodePublisher,
+        publisher: Publisher,
         takeover: NodeTakeover,
         starting: Callable[[], int],
     ) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from snapshotd.engine.context import Context
+from snapshotd.engine.node.base import Publisher
 from snapshotd.engine.node.choosing import PublishedPart, PublishList
 from snapshotd.engine.node.copying import roots_of, rows_of, trajectory_at
 from snapshotd.engine.node.marks import PublishedMarks
@@ -30,7 +31,7 @@ from snapshotd.engine.storage.archiver import Archiver
 from snapshotd.errors import Conflict, InternalError, NotFound, SnapshotdError, Unavailable
 from snapshotd.failpoints import hit
 from snapshotd.fleet.base import Claim
-from snapshotd.repo.fleet.base import Peers
+from snapshotd.repo.base import Peers
 from snapshotd.types import (
     CallID,
     Image,
@@ -52,9 +53,8 @@ _RETRY_S = (1.0, 5.0, 15.0)
 _log = logging.getLogger(__name__)
 
 
-class NodePublisher:
-    """See the module's text. Thread-safe. It publishes under the claims of `NodeRights.claim`, and asks `NodeRights.check_lease`
-    before each attempt."""
+class NodePublisher(Publisher):
+    """See the module's text, and `node/base.py`."""
 
     def __init__(
         self,
@@ -91,13 +91,11 @@ class NodePublisher:
         self._thread = threading.Thread(target=self._work, name="fleet-publish")
 
     def start(self) -> None:
-        """Begin to publish what is stored, in a thread of its own."""
         self._list.add_all()
         self._unlisten = self._context.events.watch.listen(self._hear)
         self._thread.start()
 
     def close(self) -> None:
-        """Idempotent."""
         self._publish_last()
         with self._changed:
             self._closed = True
@@ -120,17 +118,14 @@ class NodePublisher:
                 self._changed.wait_for(lambda seen=seen: self._rounds != seen, LAST_POLL_S)  # type: ignore[misc]
 
     def hear_of_stored(self) -> None:
-        """Snapshots were stored. Returns at once."""
         with self._changed:
             self._due = True
             self._changed.notify_all()
 
     def lag(self) -> int:
-        """The number of snapshots that are captured and not published."""
         return self._list.count_unpublished()
 
     def why_behind(self) -> str:
-        """Why snapshots stay on this node; "" while nothing is in their way."""
         failure = self.failure
         if failure is not None:
             return failure.message
@@ -138,12 +133,9 @@ class NodePublisher:
         return next((why for one, why in refusals if self._marks.count_unpublished(one)), "")
 
     def is_published(self, snapshot: Snapshot) -> bool:
-        """True if other nodes can read it, as far as this node has noted."""
         return self._marks.is_published(snapshot)
 
     def publish(self, trajectory: TrajectoryID, timeout_s: float) -> None:
-        """Return when every snapshot so far of a trajectory is published. Unavailable: that takes longer; Conflict: the
-        trajectory was taken over."""
         deadline = time.monotonic() + timeout_s
         self._store_all()
         last = max((one.seq for one in self._marks.find_unpublished(trajectory)), default=-1)
@@ -174,7 +166,6 @@ class NodePublisher:
             self._peers = peers
 
     def catch_up(self) -> bool:
-        """Have this node's index know what the others have published. True: something may be found now that was not."""
         try:
             self._archiver.merge(self._shared.peers(), ahead=True)
         except (SnapshotdError, OSError) as exc:

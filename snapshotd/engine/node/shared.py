@@ -12,7 +12,7 @@ from snapshotd.fleet.base import Claim, NodeID, OwnedTrajectory
 from snapshotd.fleet.collection import Collection
 from snapshotd.fleet.coordination import PostgresCoordination
 from snapshotd.fleet.repository import PublishedSegments
-from snapshotd.repo.fleet.base import Peers
+from snapshotd.repo.base import Peers
 from snapshotd.types import TrajectoryID
 
 

@@ -22,6 +22,7 @@ from snapshotd.layers.store import LayerStore
 from snapshotd.repo.base import (
     CheckResult,
     Maintenance,
+    Peers,
     Reclaimed,
     RepairResult,
     Repository,
@@ -30,7 +31,6 @@ from snapshotd.repo.base import (
     SharedMaintenance,
     Spool,
 )
-from snapshotd.repo.fleet.base import Peers
 from snapshotd.trees import archive, diff
 from snapshotd.trees.stored_view import StoredView
 from snapshotd.types import BlobID, FileChanges, ImageID, LayerID, RecordID, SnapshotID, TrajectoryID, TreeID

@@ -25,8 +25,7 @@ from snapshotd.engine.storage.cold import Cold
 from snapshotd.engine.storage.retention import RetentionDecision
 from snapshotd.errors import DataLoss, NotFound, Unsupported
 from snapshotd.failpoints import hit
-from snapshotd.repo.base import CheckResult, Reclaimed, Roots
-from snapshotd.repo.fleet.base import Peers
+from snapshotd.repo.base import CheckResult, Peers, Reclaimed, Roots
 from snapshotd.terms import number_of
 from snapshotd.types import (
     BlobID,

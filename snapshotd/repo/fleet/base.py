@@ -31,8 +31,6 @@ Errors: as of the repository; besides them NotPermitted (another key), Conflict 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import blake3
 
@@ -43,19 +41,6 @@ GRACE_S = 24 * 3600.0
 """Time between the condemnation of a pack and its deletion."""
 _KEY = "fleet/key"
 _NODE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-
-
-@dataclass(slots=True)
-class Peers:
-    """The nodes of the fleet, as this process was last told of them.
-
-    `segments`: every node that has ever published, with the number of its last index segment. `oldest_pin_s`: the time (seconds
-    since the epoch) at which the oldest reader began that is still protected; None: there is none. Packs that were removed later
-    stay.
-    """
-
-    segments: Mapping[str, int] = field(default_factory=dict)
-    oldest_pin_s: float | None = None
 
 
 def check_node(node: str) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from snapshotd.errors import DataLoss
 from snapshotd.failpoints import hit
-from snapshotd.repo.base import Reclaimed, Roots
-from snapshotd.repo.fleet.base import Peers, tombstone_key
+from snapshotd.repo.base import Peers, Reclaimed, Roots
+from snapshotd.repo.fleet.base import tombstone_key
 from snapshotd.repo.fleet.index import FleetIndex
 from snapshotd.repo.fleet.store import CollectedStore, FleetStore, put_same
 from snapshotd.repo.format import pack

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from snapshotd.errors import Conflict, DataLoss, Unsupported
-from snapshotd.repo.base import Reclaimed, RepairResult, Roots, SharedMaintenance
-from snapshotd.repo.fleet.base import GRACE_S, Peers, check_key, check_node
+from snapshotd.repo.base import Peers, Reclaimed, RepairResult, Roots, SharedMaintenance
+from snapshotd.repo.fleet.base import GRACE_S, check_key, check_node
 from snapshotd.repo.fleet.garbage import Garbage
 from snapshotd.repo.fleet.index import FleetIndex
 from snapshotd.repo.fleet.reads import remove_stale

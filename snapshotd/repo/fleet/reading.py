@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from snapshotd.repo.fleet.base import Peers, check_key, check_node
+from snapshotd.repo.base import Peers
+from snapshotd.repo.fleet.base import check_key, check_node
 from snapshotd.repo.fleet.index import FleetIndex
 from snapshotd.repo.fleet.store import FleetStore
 from snapshotd.repo.format.index import create_index

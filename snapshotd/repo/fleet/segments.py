@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from snapshotd.errors import DataLoss, NotFound
 from snapshotd.failpoints import hit
-from snapshotd.repo.fleet.base import Peers, segment_key
+from snapshotd.repo.base import Peers
+from snapshotd.repo.fleet.base import segment_key
 from snapshotd.repo.fleet.index import FleetIndex, Outgoing
 from snapshotd.repo.fleet.store import put_same
 from snapshotd.repo.format.segment import Sealer, Segment, seal_of

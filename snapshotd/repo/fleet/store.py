@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from snapshotd.errors import Conflict, NotFound
-from snapshotd.repo.fleet.base import Peers
+from snapshotd.repo.base import Peers
 from snapshotd.repo.format import pack
 from snapshotd.store.base import Store
 

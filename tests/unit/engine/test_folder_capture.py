@@ -90,7 +90,7 @@ def test_a_folder_that_took_too_long_is_not_tried_again_until_its_rules_change(
 
     def hook() -> None:
         found.check(captured.root)
-        with found.noting(captured.root):
+        with found.note(captured.root):
             tried.append(1)
             raise LimitExceeded("too much")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.storage.upkeep import PruneScope
-from snapshotd.repo.base import Roots
-from snapshotd.repo.fleet.base import Peers
+from snapshotd.repo.base import Peers, Roots
 
 
 class Watched(PruneScope):
