@@ -89,7 +89,7 @@ class NodePruneScope(PruneScope):
             except SnapshotdError as exc:
                 _log.info("the collector's lease runs out by itself: %s", exc.message)
 
-    def find_unneeded(self, snapshots: Sequence[SnapshotID]) -> Collection[SnapshotID]:
+    def choose_unneeded(self, snapshots: Sequence[SnapshotID]) -> Collection[SnapshotID]:
         published = self._shared.coordination.find_published(snapshots)
         return {*self.catalog.others.choose_unneeded(published), *self._find_pruned(snapshots)}
 

@@ -62,7 +62,7 @@ class PruneScope:
         """Around all that a prune changes. Conflict: another node prunes; Unavailable."""
         yield
 
-    def find_unneeded(self, snapshots: Sequence[SnapshotID]) -> Collection[SnapshotID]:
+    def choose_unneeded(self, snapshots: Sequence[SnapshotID]) -> Collection[SnapshotID]:
         """Choose the ones of `snapshots` that no other node needs."""
         return snapshots
 
@@ -177,7 +177,7 @@ class Upkeep:
             # Without grace: data too young to go now go with the next prune, and count as gone here.
             return self._collect(without, 0, progress, dry_run=True).packs_bytes
 
-        return self._keep_needed(retention.trim(decisions, size, limit), self._scope.find_unneeded)
+        return self._keep_needed(retention.trim(decisions, size, limit), self._scope.choose_unneeded)
 
     @staticmethod
     def _keep_needed(
