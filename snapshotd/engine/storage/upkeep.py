@@ -177,21 +177,12 @@ class Upkeep:
             # Without grace: data too young to go now go with the next prune, and count as gone here.
             return self._collect(without, 0, progress, dry_run=True).packs_bytes
 
-        return self._keep_needed(retention.trim(decisions, size, limit), self._scope.choose_unneeded)
-
-    @staticmethod
-    def _keep_needed(
-        decisions: list[RetentionDecision], let_go: Callable[[Sequence[SnapshotID]], Collection[SnapshotID]]
-    ) -> list[RetentionDecision]:
-        """Keep what other nodes need. `let_go`: returns what may go."""
-        gone = set(let_go([d.snapshot.id for d in decisions if not d.keep]))
-        why = "another node needs it, or it is not published yet"
-        return [d if d.keep or d.snapshot.id in gone else replace(d, keep=True, reason=why) for d in decisions]
+        return _keep_needed(retention.trim(decisions, size, limit), self._scope.choose_unneeded)
 
     def _record(self, decisions: list[RetentionDecision]) -> list[RetentionDecision]:
         """Make the decisions true in the catalog. Snapshots that came into use since then stay after all."""
         catalog = self._context.catalog
-        decisions = self._keep_needed(decisions, self._scope.give_up)
+        decisions = _keep_needed(decisions, self._scope.give_up)
         with self._pins.frozen() as pinned:
             protected = retention.find_protected(catalog, self._running() | pinned)
             decisions = [replace(d, keep=d.keep or d.snapshot.id in protected) for d in decisions]
@@ -387,6 +378,15 @@ class Upkeep:
             cache_bytes=0 if context.cache is None else context.cache.used_bytes(),
             cache_budget_bytes=0 if context.cache is None else context.cache.budget_bytes,
         )
+
+
+def _keep_needed(
+    decisions: list[RetentionDecision], let_go: Callable[[Sequence[SnapshotID]], Collection[SnapshotID]]
+) -> list[RetentionDecision]:
+    """Keep what other nodes need. `let_go`: returns what may go."""
+    gone = set(let_go([d.snapshot.id for d in decisions if not d.keep]))
+    why = "another node needs it, or it is not published yet"
+    return [d if d.keep or d.snapshot.id in gone else replace(d, keep=True, reason=why) for d in decisions]
 
 
 def _give_up_outputs(context: Context, bad: Collection[str], sizes: Mapping[BlobID, int]) -> list[str]:
