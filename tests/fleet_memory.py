@@ -108,7 +108,7 @@ class MemoryCoordination(Coordination):
             self.owners[side] = protocol.branch_trajectory(self.owners[lost.trajectory], lost, lease, side, base)
         return Claim(side, node, epoch, self.owners[side].fence)
 
-    def published(self, snapshots: Sequence[SnapshotID]) -> list[SnapshotID]:
+    def find_published(self, snapshots: Sequence[SnapshotID]) -> list[SnapshotID]:
         return [one for one in snapshots if one in self.heads]
 
     def clock_ns(self) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from snapshotd.repo.base import Reclaimed
-from snapshotd.repo.fleet.base import BucketPeers
+from snapshotd.repo.base import Peers, Reclaimed
 from snapshotd.repo.fleet.index import FleetIndex
 from snapshotd.repo.fleet.maintenance import FleetMaintenance
 from snapshotd.repo.writing.writer import PackRepository
@@ -17,15 +17,27 @@ from tests.model.repo_world import KEY, Author, Files, Saved, is_as_saved, roots
 
 Kept = dict[str, Saved]
 GRACE_S = 24 * 3600.0
+_SEGMENT = re.compile(r"nodes/([a-z0-9-]+)/index/([0-9]{10})")
 
 
-class Peers(BucketPeers):
-    """The bucket's list, with pins that a test sets."""
+class BucketPeers(Peers):
+    """The nodes as the bucket lists them, or as a test says."""
 
-    pinned_s: float | None = None
+    def __init__(self, bucket: Store) -> None:
+        self._bucket = bucket
+        self.said: Mapping[str, int] | None = None
+        self.oldest_pin_s = None
 
-    def oldest_pin_s(self) -> float | None:
-        return self.pinned_s
+    @property
+    def segments(self) -> Mapping[str, int]:  # type: ignore[override]
+        if self.said is not None:
+            return self.said
+        found: dict[str, int] = {}
+        for key in self._bucket.keys("nodes/"):
+            match = _SEGMENT.fullmatch(key)
+            if match and int(match[2]) == found.get(match[1], 0) + 1:
+                found[match[1]] = int(match[2])
+        return found
 
 
 class Node(FleetMaintenance):
@@ -33,7 +45,7 @@ class Node(FleetMaintenance):
 
     def __init__(self, directory: Path, name: str, bucket: Store, key: bytes = KEY) -> None:
         (directory / name).mkdir(parents=True, exist_ok=True)
-        self.name, self.bucket, self.peers = name, bucket, Peers(bucket)
+        self.name, self.bucket, self.peers = name, bucket, BucketPeers(bucket)
         super().__init__(bucket, name, self.peers, directory / name / "index.db", key)
 
     @property

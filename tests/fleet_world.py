@@ -429,7 +429,7 @@ class World:
         one.name = side = one.name or TrajectoryID(f"side{next(self.numbers)}")
 
         def make() -> tuple[Claim, list[SnapshotID]]:
-            there = self.coordination.published([snapshot.id for snapshot in one.queue])
+            there = self.coordination.find_published([snapshot.id for snapshot in one.queue])
             rest = [snapshot for snapshot in one.queue if snapshot.id not in there]
             base = rest[0].parent if rest else None
             claim = self.coordination.branch_off(one.lost, side, base, node, epoch)

@@ -17,7 +17,7 @@ WORD = "langgraph"
 def move(source: str, target: str, threads: Sequence[str], *, as_json: bool) -> int:
     """Copy all threads, or these. The errors of `saver_at` and `copy_threads`; Unsupported: LangGraph is not
     installed."""
-    with integrations.required("langgraph"):
+    with integrations.require("langgraph"):
         from snapshotd.integrations.langgraph import copy_threads
         from snapshotd.integrations.langgraph.addresses import saver_at, words_of
 

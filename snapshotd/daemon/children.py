@@ -97,14 +97,14 @@ def _archive(places: StatePlaces, _: list[str]) -> None:
     pack = places.command("pack")
     layers, spool = places.open_layers(), FileSpool(places.repo_dir, owner=False)
     if places.node:
-        from snapshotd.repo.fleet.base import ToldPeers
+        from snapshotd.repo.base import Peers
         from snapshotd.repo.fleet.maintenance import FleetMaintenance
 
-        peers = ToldPeers()
+        peers = Peers()
 
         def open_handler() -> child.Serve:
             shared = FleetMaintenance(open_bucket(places, key), places.node, peers, index, key, pack)
-            return archiver.SharedArchiverService(shared, layers, spool, peers.tell)
+            return archiver.SharedArchiverService(shared, layers, spool, peers)
 
     else:
 
@@ -112,7 +112,7 @@ def _archive(places: StatePlaces, _: list[str]) -> None:
             own = PackMaintenance(open_store(places.store_url), index, key, pack)
             return archiver.ArchiverService(own, layers, spool)
 
-    child.serve(child.opened(open_handler))
+    child.serve(child.open_lazily(open_handler))
 
 
 def _pack(places: StatePlaces, _: list[str]) -> None:
@@ -122,7 +122,7 @@ def _pack(places: StatePlaces, _: list[str]) -> None:
 def _cold(places: StatePlaces, _: list[str]) -> None:
     from snapshotd.engine.storage import child, cold_worker
 
-    child.serve(child.opened(lambda: cold_worker.ColdService(open_repository(places), places.open_layers())))
+    child.serve(child.open_lazily(lambda: cold_worker.ColdService(open_repository(places), places.open_layers())))
 
 
 def _lazy(places: StatePlaces, arguments: list[str]) -> None:

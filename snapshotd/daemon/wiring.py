@@ -232,7 +232,7 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker, rights: 
     archiver = Archiver(context.child("archive"))
     archive = Archive(context, archiver)
     rebuilder = EngineChild(context.child("cold"))
-    cold = Cold(context, merger.apply, rebuilder, lazy, archive.wait, archive.layer_came_back)
+    cold = Cold(context, merger.apply, rebuilder, lazy, archive.wait, archive.evict_soon)
     disposal = Disposal(context, merger, cold)
     launcher = Launcher(context, cold.take, LayerSources(merger.apply, links.of, cold.server))
     background = Background(context, merger, links, worker, archive)

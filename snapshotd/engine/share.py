@@ -13,6 +13,7 @@ from snapshotd.engine.storage.look import open_view
 from snapshotd.engine.transfer import bundle, export
 from snapshotd.engine.transfer.trajectories.turns import Replies, family
 from snapshotd.errors import DataLoss, UsageError
+from snapshotd.formats.tar_writer import write_tree
 from snapshotd.types import Image, Snapshot, Trajectory, short
 
 
@@ -21,7 +22,7 @@ def export_files(context: Context, snapshot: Snapshot, form: str, write: Callabl
     environment, which may hold secrets."""
     with open_view(context, snapshot) as view:
         if form == "tar":
-            return export.export_tar(view, write)
+            return write_tree(view, write)
         image = _image(context, snapshot)
         name = context.catalog.get_trajectory(snapshot.trajectory).name
         facts = export.ImageFacts(export.reference_of(snapshot, name), snapshot.created_at_ns, image.env, image.workdir)

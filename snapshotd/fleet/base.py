@@ -213,7 +213,7 @@ class Coordination(ABC):
         `base`. Conflict: it is still the owner."""
 
     @abstractmethod
-    def published(self, snapshots: Sequence[SnapshotID]) -> list[SnapshotID]:
+    def find_published(self, snapshots: Sequence[SnapshotID]) -> list[SnapshotID]:
         """The published ones of `snapshots`, in the same order."""
 
     @abstractmethod

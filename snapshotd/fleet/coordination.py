@@ -43,7 +43,7 @@ _OWNER = "trajectory, node, epoch, fence, head, side_of"
 _INTENT = "call, trajectory, fence, state, said"
 
 
-def _described(room: NodeRoom, owned: int) -> NodeStats:
+def _stats_of(room: NodeRoom, owned: int) -> NodeStats:
     return NodeStats(
         node=room.node,
         state="lost" if room.lease_ns <= 0 else "draining" if room.draining else "leased",
@@ -83,12 +83,12 @@ class PostgresCoordination(Coordination):
                     )
             elif before != now:
                 self._write_lease(now)
-                for row in self._owners("WHERE node = ? ORDER BY trajectory FOR UPDATE", node):
+                for row in self._read_owners("WHERE node = ? ORDER BY trajectory FOR UPDATE", node):
                     adopted = protocol.adopt_trajectory(row, before, now)
                     self._write_owner(adopted)
                     if adopted.fence != row.fence:
                         self._doubt_intents(row.trajectory)
-            return self._renewed(now, now_ns)
+            return self._read_renewal(now, now_ns)
 
     def renew(self, node: NodeID, epoch: int, room: NodeRoom | None = None) -> Renewed:
         with self._db.transaction(alone=False):
@@ -97,7 +97,7 @@ class PostgresCoordination(Coordination):
             self._write_lease(row)
             if room is not None:
                 self._write_room(node, room, now_ns)
-            return self._renewed(row, now_ns)
+            return self._read_renewal(row, now_ns)
 
     def watch(self, node: NodeID) -> NodeLease:
         return _one(
@@ -131,7 +131,7 @@ class PostgresCoordination(Coordination):
                 " ON CONFLICT DO NOTHING",
                 (node, epoch, list(trajectories)),
             )
-            return self._owners("WHERE trajectory = ANY(?)", list(trajectories))
+            return self._read_owners("WHERE trajectory = ANY(?)", list(trajectories))
 
     def draw_fence(self, claim: Claim) -> Claim:
         with self._db.transaction(alone=False):
@@ -144,11 +144,11 @@ class PostgresCoordination(Coordination):
             self._write_owner(protocol.release_trajectory(self._lock_owner(claim.trajectory), claim))
 
     def owner(self, trajectory: TrajectoryID) -> OwnedTrajectory:
-        return _one(f"trajectory {trajectory}", self._owners("WHERE trajectory = ?", trajectory))
+        return _one(f"trajectory {trajectory}", self._read_owners("WHERE trajectory = ?", trajectory))
 
     def heads_of(self, node: NodeID) -> dict[TrajectoryID, SnapshotID | None]:
         """A node's trajectories, with their last published snapshots."""
-        return {row.trajectory: row.head for row in self._owners("WHERE node = ?", node)}
+        return {row.trajectory: row.head for row in self._read_owners("WHERE node = ?", node)}
 
     def take_over(self, row: OwnedTrajectory, node: NodeID, epoch: int, seen: Sighting | None = None) -> Taken:
         with self._db.transaction(alone=False):
@@ -187,7 +187,7 @@ class PostgresCoordination(Coordination):
     ) -> Iterator[bool]:
         with self._db.transaction():
             row = self._lock_owner(claim.trajectory)
-            if self.published([snapshot]):
+            if self.find_published([snapshot]):
                 yield False
                 return
             moved = protocol.move_head(row, claim, parent, snapshot)
@@ -207,7 +207,7 @@ class PostgresCoordination(Coordination):
             )
             return Claim(side, node, epoch, self.owner(side).fence)
 
-    def published(self, snapshots: Sequence[SnapshotID]) -> list[SnapshotID]:
+    def find_published(self, snapshots: Sequence[SnapshotID]) -> list[SnapshotID]:
         found = self._read("SELECT snapshot FROM {}.published WHERE snapshot = ANY(?)", list(snapshots))
         there = {snapshot for (snapshot,) in found}
         return [one for one in snapshots if one in there]
@@ -234,7 +234,7 @@ class PostgresCoordination(Coordination):
         )
         return [_intent(row) for row in rows]
 
-    def known_intents(self, calls: Sequence[CallID]) -> list[CallID]:
+    def find_recorded(self, calls: Sequence[CallID]) -> list[CallID]:
         """Choose the ones of `calls` that were recorded."""
         found = {call for (call,) in self._read("SELECT call FROM {}.intents WHERE call = ANY(?)", list(calls))}
         return [call for call in calls if call in found]
@@ -261,7 +261,7 @@ class PostgresCoordination(Coordination):
     def describe_nodes(self) -> tuple[NodeStats, ...]:
         """The nodes by name, with their leases, trajectories, room and lag. Cost: all trajectories."""
         counts = self.owned_counts()
-        return tuple(_described(room, counts.get(room.node, 0)) for room in self.rooms())
+        return tuple(_stats_of(room, counts.get(room.node, 0)) for room in self.rooms())
 
     def reserve(self, node: NodeID, count: int, memory_bytes: int) -> str:
         """Reserve room for `count` sandboxes on a node, until its next renewals have had time to count them. Returns the
@@ -307,8 +307,8 @@ class PostgresCoordination(Coordination):
             (node,),
         )
 
-    def _renewed(self, row: NodeLease, now_ns: int) -> Renewed:
-        claims = (protocol.claim_of(one) for one in self._owners("WHERE node = ?", row.node))
+    def _read_renewal(self, row: NodeLease, now_ns: int) -> Renewed:
+        claims = (protocol.claim_of(one) for one in self._read_owners("WHERE node = ?", row.node))
         least_ns = protocol.late_before(now_ns, self.terms)  # a value, for the index
         late = self._read(f"SELECT {_LEASE} FROM {{}}.nodes WHERE until_ns < ? AND {WATCHED}", least_ns)
         ((draining,),) = self._read("SELECT draining FROM {}.nodes WHERE node = ?", row.node)
@@ -328,13 +328,13 @@ class PostgresCoordination(Coordination):
         return row
 
     def _lock_owner(self, trajectory: TrajectoryID) -> OwnedTrajectory:
-        return _one(f"trajectory {trajectory}", self._owners("WHERE trajectory = ? FOR UPDATE", trajectory))
+        return _one(f"trajectory {trajectory}", self._read_owners("WHERE trajectory = ? FOR UPDATE", trajectory))
 
     def _lock_intent(self, call: CallID) -> RecordedIntent:
         rows = self._read(f"SELECT {_INTENT} FROM {{}}.intents WHERE call = ? FOR UPDATE", call)
         return _one(f"irreversible call {call}", [_intent(row) for row in rows])
 
-    def _owners(self, where: str, *values: str | list[TrajectoryID]) -> list[OwnedTrajectory]:
+    def _read_owners(self, where: str, *values: str | list[TrajectoryID]) -> list[OwnedTrajectory]:
         return [_owner(row) for row in self._read(f"SELECT {_OWNER} FROM {{}}.owners {where}", *values)]
 
     def _write_lease(self, row: NodeLease) -> None:

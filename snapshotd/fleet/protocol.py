@@ -190,7 +190,7 @@ def move_head(row: OwnedTrajectory, claim: Claim, parent: SnapshotID | None, sna
     check_claim(row, claim)
     if row.head != parent:
         raise Conflict(
-            f"the published head of trajectory {short(row.trajectory)} is {_shown(row.head)} and not {_shown(parent)}: publish what is "
+            f"the published head of trajectory {short(row.trajectory)} is {_show(row.head)} and not {_show(parent)}: publish what is "
             "between them first"
         )
     return replace(row, head=snapshot)
@@ -214,7 +214,7 @@ def branch_trajectory(
     return OwnedTrajectory(side, lease.node, lease.epoch, 1, base, side_of=row.trajectory)
 
 
-def _shown(snapshot: SnapshotID | None) -> str:
+def _show(snapshot: SnapshotID | None) -> str:
     return "none" if snapshot is None else short(snapshot)
 
 

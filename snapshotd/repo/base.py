@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -146,6 +146,39 @@ class Repository(ABC):
         chain of deltas."""
 
 
+class ForwardedReads(Repository):
+    """Reads through another repository, `reader`."""
+
+    reader: Repository
+
+    def contains(self, object_id: BlobID | TreeID | RecordID) -> bool:
+        return self.reader.contains(object_id)
+
+    def load_tree(self, tree_id: TreeID) -> Tree:
+        return self.reader.load_tree(tree_id)
+
+    def load_record(self, record_id: RecordID) -> bytes:
+        return self.reader.load_record(record_id)
+
+    def records(self) -> Iterator[tuple[RecordID, bytes]]:
+        return self.reader.records()
+
+    def stored_bytes(self) -> int:
+        return self.reader.stored_bytes()
+
+    def size_bytes(self, content: BlobID) -> int:
+        return self.reader.size_bytes(content)
+
+    def load(self, content: BlobID) -> Iterator[bytes]:
+        return self.reader.load(content)
+
+    def load_many(self, contents: Sequence[BlobID]) -> list[bytes | memoryview | None]:
+        return self.reader.load_many(contents)
+
+    def read(self, content: BlobID, offset: int, length: int) -> bytes:
+        return self.reader.read(content, offset, length)
+
+
 class FollowedReads(ABC):
     """The beginning of one tree that is read bit by bit. `repository`: the view reads through it."""
 
@@ -232,7 +265,7 @@ class Roots:
     contents: Mapping[BlobID, str]
     records: Mapping[RecordID, str]
 
-    def joined(self, other: Roots) -> Roots:
+    def join(self, other: Roots) -> Roots:
         """These and the others."""
         return Roots(
             {**other.trees, **self.trees}, {**other.contents, **self.contents}, {**other.records, **self.records}
@@ -305,13 +338,6 @@ class RepairResult:
     actions: tuple[str, ...]
     gone: tuple[str, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        return {"actions": list(self.actions), "gone": list(self.gone)}
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> RepairResult:
-        return RepairResult(tuple(value["actions"]), tuple(value["gone"]))
-
 
 class Maintenance(ABC):
     """The writer's process only. Each may be cut off anywhere and run again. A collection and a repair give up the data
@@ -350,6 +376,19 @@ class Maintenance(ABC):
     def repair(self, progress: Callable[[str], object]) -> RepairResult:
         """Rebuild the index from the packs, and packs without their damaged frames. Changes nothing in a healthy
         repository."""
+
+
+@dataclass(slots=True)
+class Peers:
+    """The nodes of the fleet, as this process was last told of them.
+
+    `segments`: every node that has ever published, with the number of its last index segment. `oldest_pin_s`: the time (seconds
+    since the epoch) at which the oldest reader began that is still protected; None: there is none. Packs that were removed later
+    stay.
+    """
+
+    segments: Mapping[str, int] = field(default_factory=dict)
+    oldest_pin_s: float | None = None
 
 
 class SharedMaintenance(Maintenance):

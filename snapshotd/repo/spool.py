@@ -110,7 +110,7 @@ class FileSpool(Spool):
                         yield held
                     held = piece
         if plain.hexdigest() != blob_id:
-            raise blob_format.damaged(where, "its content is another blob's")
+            raise blob_format.damage_error(where, "its content is another blob's")
         if held:
             yield held
 

@@ -81,15 +81,17 @@ def read_header(fd: int, where: str) -> Header:
     """DataLoss, naming `where`, unless the header is intact and the file exactly as long as it says."""
     data = os.pread(fd, HEADER_BYTES, 0)
     if len(data) != HEADER_BYTES or xxhash.xxh3_64_digest(data[: _FIELDS.size]) != data[_FIELDS.size :]:
-        raise damaged(where, "its header is damaged")
+        raise damage_error(where, "its header is damaged")
     magic, version, compression, zero, plain_bytes, frame_bytes, checksum = _FIELDS.unpack_from(data)
     if magic != _MAGIC:
-        raise damaged(where, "it is no blob file")
+        raise damage_error(where, "it is no blob file")
     check_format(where, version, FORMAT_VERSION)
     if (compression, zero) != (_ZSTD, 0):
-        raise damaged(where, "its header is of no known kind")
+        raise damage_error(where, "its header is of no known kind")
     if os.fstat(fd).st_size != HEADER_BYTES + frame_bytes:
-        raise damaged(where, f"it should be {HEADER_BYTES + frame_bytes} bytes long and has {os.fstat(fd).st_size}")
+        raise damage_error(
+            where, f"it should be {HEADER_BYTES + frame_bytes} bytes long and has {os.fstat(fd).st_size}"
+        )
     return Header(plain_bytes, frame_bytes, checksum)
 
 
@@ -137,16 +139,16 @@ def readable(where: str) -> Iterator[None]:
     try:
         yield
     except FrameError as exc:
-        raise damaged(where, "its content does not match its checksum") from exc
+        raise damage_error(where, "its content does not match its checksum") from exc
     except zstandard.ZstdError as exc:
-        raise damaged(where, f"its content does not decompress ({exc})") from exc
+        raise damage_error(where, f"its content does not decompress ({exc})") from exc
     except OSError as exc:
         if exc.errno == errno.EIO:
-            raise damaged(where, "the disk reports an error") from exc
+            raise damage_error(where, "the disk reports an error") from exc
         raise
 
 
-def damaged(where: str, why: str) -> DataLoss:
+def damage_error(where: str, why: str) -> DataLoss:
     return DataLoss(
         f"{where} cannot be read because {why}: restore it from a backup, or give it up with `snapshotd repair`"
     )

@@ -22,7 +22,7 @@ def is_key(key: str) -> bool:
     return 1 <= len(key) <= MAX_KEY_CHARS and all(is_part(part) for part in key.split("/"))
 
 
-def checked_key(key: str) -> str:
+def check_store_key(key: str) -> str:
     """`key` itself. UsageError when it is malformed: it never becomes a path or a request."""
     if not is_key(key):
         raise UsageError(
@@ -31,7 +31,7 @@ def checked_key(key: str) -> str:
     return key
 
 
-def checked_range(offset: int, length: int | None) -> None:
+def check_range(offset: int, length: int | None) -> None:
     """UsageError for a negative offset or length."""
     if offset < 0 or (length is not None and length < 0):
         raise UsageError(f"a value cannot be read at offset {offset}, length {length}; neither may be negative")

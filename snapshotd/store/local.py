@@ -24,7 +24,7 @@ from snapshotd.errors import NO_ROOM, Conflict, DataLoss, NotFound, OutOfSpace
 from snapshotd.kernel import files
 from snapshotd.kernel.processes import stat_fields
 from snapshotd.store.base import Store
-from snapshotd.store.keys import as_views, checked_key, checked_range, is_key, is_part
+from snapshotd.store.keys import as_views, check_range, check_store_key, is_key, is_part
 
 _TMP = "@tmp"
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -80,7 +80,7 @@ class LocalStore(Store):
                 os.unlink(name, dir_fd=self._tmp)
 
     def put(self, key: str, parts: Sequence[bytes | bytearray | memoryview]) -> None:
-        folder, _, name = checked_key(key).rpartition("/")
+        folder, _, name = check_store_key(key).rpartition("/")
         with _disk(self._where(key)):
             temporary = f"{os.getpid()}.{_start_of(os.getpid())}.{secrets.token_hex(8)}"
             try:
@@ -171,7 +171,7 @@ class LocalStore(Store):
             os.close(fd)
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        checked_range(offset, length)
+        check_range(offset, length)
         with _disk(self._where(key)), files.closing_fd(self._open_value(key)) as fd:
             left = max(0, os.fstat(fd).st_size - offset)
             return _read_all(fd, offset, left if length is None else min(left, length))
@@ -184,7 +184,7 @@ class LocalStore(Store):
         """The value's file. NotFound; DataLoss when something that no store makes lies there."""
         missing = NotFound(f"there is no value under {key} in the store {self.directory}")
         try:
-            fd = files.open_beneath(self._root, checked_key(key).encode(), _READ)
+            fd = files.open_beneath(self._root, check_store_key(key).encode(), _READ)
         except (FileNotFoundError, NotADirectoryError):
             raise missing from None
         except OSError as exc:
@@ -243,7 +243,7 @@ class LocalStore(Store):
         )
 
     def delete(self, key: str) -> None:
-        folder, _, name = checked_key(key).rpartition("/")
+        folder, _, name = check_store_key(key).rpartition("/")
         with _disk(self._where(key)):
             try:
                 folder_fd = files.open_beneath(self._root, folder.encode(), files.DIR_FLAGS)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from snapshotd.errors import Conflict, NotFound
 from snapshotd.store.base import Store
-from snapshotd.store.keys import checked_key, checked_range
+from snapshotd.store.keys import check_range, check_store_key
 
 
 class MemoryStore(Store):
@@ -24,13 +24,13 @@ class MemoryStore(Store):
     def put(self, key: str, parts: Sequence[bytes | bytearray | memoryview]) -> None:
         value = b"".join(parts)
         with self._lock:
-            if self._values.setdefault(checked_key(key), value) != value:
+            if self._values.setdefault(check_store_key(key), value) != value:
                 raise Conflict(
                     f"there is another value under {key} in the memory store; values never change, use a new key"
                 )
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        checked_range(offset, length)
+        check_range(offset, length)
         return self._value(key)[offset : None if length is None else offset + length]
 
     def size_bytes(self, key: str) -> int:
@@ -38,7 +38,7 @@ class MemoryStore(Store):
 
     def _value(self, key: str) -> bytes:
         with self._lock:
-            value = self._values.get(checked_key(key))
+            value = self._values.get(check_store_key(key))
         if value is None:
             raise NotFound(f"there is no value under {key} in the memory store")
         return value
@@ -50,4 +50,4 @@ class MemoryStore(Store):
 
     def delete(self, key: str) -> None:
         with self._lock:
-            self._values.pop(checked_key(key), None)
+            self._values.pop(check_store_key(key), None)

@@ -28,7 +28,7 @@ from snapshotd.errors import (
     UsageError,
 )
 from snapshotd.store.base import Store
-from snapshotd.store.keys import checked_key, checked_range, is_key
+from snapshotd.store.keys import check_range, check_store_key, is_key
 
 _PROBE = "PROBE"
 _MISSING = ("NoSuchKey", "404")
@@ -88,7 +88,7 @@ class S3Store(Store):
         self._client.close()
 
     def put(self, key: str, parts: Sequence[bytes | bytearray | memoryview]) -> None:
-        checked_key(key)
+        check_store_key(key)
         body = b"".join(parts)
         self._need_conditional_writes()
         if not self._put_new(key, body) and self.get(key) != body:
@@ -145,8 +145,8 @@ class S3Store(Store):
             )
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        checked_key(key)
-        checked_range(offset, length)
+        check_store_key(key)
+        check_range(offset, length)
         if length == 0:
             self.size_bytes(key)  # NotFound
             return b""
@@ -190,7 +190,7 @@ class S3Store(Store):
         return data
 
     def size_bytes(self, key: str) -> int:
-        checked_key(key)
+        check_store_key(key)
         answer = self._ask(f"looking at {key}", lambda: self._client.head_object(**self._object(key)), key)
         return int(answer["ContentLength"])
 
@@ -221,7 +221,7 @@ class S3Store(Store):
                 )
 
     def delete(self, key: str) -> None:
-        checked_key(key)
+        check_store_key(key)
         try:
             self._ask(f"deleting {key}", lambda: self._client.delete_object(**self._object(key)), key)
         except NotFound:

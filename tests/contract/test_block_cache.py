@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.errors import DataLoss, NotFound
-from snapshotd.repo.base import Roots
-from snapshotd.repo.fleet.base import ToldPeers
+from snapshotd.repo.base import Peers, Roots
 from snapshotd.repo.fleet.blocks import BLOCK_BYTES, DiskBlocks
 from snapshotd.repo.fleet.cached import CachedStore
 from snapshotd.repo.fleet.maintenance import FleetMaintenance
@@ -264,7 +263,7 @@ def test_a_disk_that_others_fill_gets_its_room_back(small_disk: Path) -> None:
 def stored(bucket: MemoryStore, directory: Path, data: bytes) -> str:
     """A content in a fleet's bucket, put there by the node `one`."""
     directory.mkdir()
-    maintenance = FleetMaintenance(bucket, "one", ToldPeers(), directory / "index.db", KEY)
+    maintenance = FleetMaintenance(bucket, "one", Peers(), directory / "index.db", KEY)
     content = maintenance.writer().save_bytes(data)
     maintenance.publish(Roots({}, {content: "it"}, {}), now=time.time())
     maintenance.writer().close()

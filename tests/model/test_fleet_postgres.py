@@ -156,7 +156,7 @@ def test_a_publication_is_all_or_nothing(coordination: PostgresCoordination) -> 
     with pytest.raises(ZeroDivisionError), coordination.publishing(claim, None, S[0], ["call"]):
         raise ZeroDivisionError
     assert coordination.owner(T).head is None
-    assert coordination.published(S) == []
+    assert coordination.find_published(S) == []
     assert [one.call for one in coordination.intents(T)] == ["call"]
 
 
@@ -274,10 +274,10 @@ def test_a_trajectory_goes_with_all_that_the_fleet_knows_of_it_unless_it_is_pinn
     collection.pin(B, S[:1], SECOND_NS)
     with pytest.raises(Conflict, match="reads a snapshot of trajectory"):
         collection.remove_trajectory(T)
-    assert coordination.published(S[:3]) == S[:3]
+    assert coordination.find_published(S[:3]) == S[:3]
     advance(postgres, SECOND_NS)
     collection.remove_trajectory(T)
-    assert coordination.published(S[:3]) == []
+    assert coordination.find_published(S[:3]) == []
     assert coordination.intents(T) == []
     with pytest.raises(NotFound):
         coordination.owner(T)
@@ -310,5 +310,5 @@ def test_a_pin_and_a_removal_exclude_each_other(coordination: PostgresCoordinati
 
         pinned, removed = at_once(2, pin_or_remove)
         assert isinstance(pinned, NotFound) == (removed == [old])
-        assert coordination.published([old]) == ([] if removed else [old])
+        assert coordination.find_published([old]) == ([] if removed else [old])
         collection.unpin(B, [old])

@@ -50,7 +50,7 @@ def take_all(engine: Engine, snapshot: Snapshot) -> None:
 
 def test_a_snapshot_that_was_stored_and_evicted_since_it_was_read(engine: Engine) -> None:
     agent = mind_rig.agent(engine)
-    with engine.life._archive.paused():
+    with engine.life._archive.pause():
         read = agent.tool("write", {}, "echo one > file")
     make_cold(agent)
     assert read.state is SnapshotState.CAPTURED
@@ -63,7 +63,7 @@ def test_a_snapshot_on_a_layer_that_was_never_written_is_stored_first(engine: En
     agent, store = mind_rig.agent(engine), engine.life._context.store
     agent.tool("write", {}, "echo one > file")
     make_cold(agent)
-    with engine.life._archive.paused():
+    with engine.life._archive.pause():
         on_cold = agent.tool("write", {}, "echo two > other")
         agent.engine.runs.stop(agent.id)
         below = on_cold.stack.layers[-1]

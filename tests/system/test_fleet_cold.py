@@ -14,8 +14,7 @@ import pytest
 
 from snapshotd.daemon.children import StatePlaces
 from snapshotd.fuse.lazy import LazyMount
-from snapshotd.repo.base import Roots
-from snapshotd.repo.fleet.base import ToldPeers
+from snapshotd.repo.base import Peers, Roots
 from snapshotd.repo.fleet.maintenance import FleetMaintenance
 from snapshotd.repo.key import load_key
 from snapshotd.store.local import LocalStore
@@ -42,9 +41,7 @@ class Fleet:
         self.base, self.store = base, LocalStore(base / "store")
         home = base / "home"
         (home / "repo").mkdir(parents=True)
-        maintenance = FleetMaintenance(
-            self.store, NODE, ToldPeers(), home / "repo" / "index.db", load_key(home / "repo")
-        )
+        maintenance = FleetMaintenance(self.store, NODE, Peers(), home / "repo" / "index.db", load_key(home / "repo"))
         writer = maintenance.writer()
         rng = random.Random(1)
         self.content = {f"d{number % 5}/f{number}": rng.randbytes(FILE_BYTES) for number in range(FILES)}

@@ -61,7 +61,7 @@ def test_a_snapshot_that_repair_gives_up_stays_lost(
     stored = engine.snapshots.get(taken.id)
     wait_until(lambda: not any(map(engine.life._context.store.is_held, stored.stack.layers)), "the layers are let go")
     engine.life._disposal.evict()
-    monkeypatch.setattr(engine.life._upkeep, "_unreadable", lambda _: {stored.tree})
+    monkeypatch.setattr(engine.life._upkeep, "_find_unreadable", lambda _: {stored.tree})
     assert taken.id in engine.storage.repair(lambda _: None).lost
     with left() as catalog:
         assert catalog.get_snapshot(taken.id).state is SnapshotState.LOST

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.engine.folders import quiet, scan
-from snapshotd.engine.folders.scan import FolderIndex, FolderScan, open_file, settled
+from snapshotd.engine.folders.scan import FolderIndex, FolderScan, open_file, settled_mark
 from snapshotd.kernel import fanotify
 from snapshotd.kernel.identity import HostUser, acting_as
 from tests import long
@@ -99,16 +99,16 @@ class Watched:
     def _take(self, index: FolderIndex, found: FolderScan) -> None:
         """As a snapshot does."""
         for path in found.deleted:
-            index.took(path, None)
+            index.note_captured(path, None)
         for path, mark in found.changed.items():
             if stat.S_ISREG(mark[0]):
                 directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY, dir_fd=self.root)
                 fd = open_file(directory, os.path.basename(path))
-                index.took(path, *settled(fd, os.fstat(fd)))
+                index.note_captured(path, *settled_mark(fd, os.fstat(fd)))
                 os.close(fd)
                 os.close(directory)
             else:
-                index.took(path, mark)
+                index.note_captured(path, mark)
         index.note_compared()
 
 

@@ -91,7 +91,7 @@ def test_each_kind_of_change_has_its_process(watched: Watched, statement: str) -
         told = watched.writers.take()
         assert told.knows
         assert told.touched
-        assert all(told.of(path) == {who} for path in told.touched), told
+        assert all(told.who_touched(path) == {who} for path in told.touched), told
         if "new" not in statement and "symlink" not in statement:
             (Path(f"/proc/{watched.agent.process.pid}/cwd") / "d" / "a").write_text("x")
             watched.writers.take()
@@ -99,15 +99,15 @@ def test_each_kind_of_change_has_its_process(watched: Watched, statement: str) -
 
 def test_children_of_the_agent_are_the_agents(watched: Watched) -> None:
     watched.agent("echo y > d/a; sleep 0.1")
-    assert watched.writers.take().of(b"d/a") == {"s-1"}
+    assert watched.writers.take().who_touched(b"d/a") == {"s-1"}
 
 
 def test_a_new_directory_is_watched_and_counts_for_what_is_in_it(watched: Watched) -> None:
     watched.agent("!__import__('os').makedirs('n/m')")
-    assert watched.writers.peek().of(b"n/m/unseen") <= {"s-1", UNKNOWN}
+    assert watched.writers.peek().who_touched(b"n/m/unseen") <= {"s-1", UNKNOWN}
     watched.person("!open('n/m/x', 'w').write('y')")
     told = watched.writers.take()
-    assert told.of(b"n/m/x") == {"s-1", FOREIGN}
+    assert told.who_touched(b"n/m/x") == {"s-1", FOREIGN}
     assert watched.writers.take().touched == {}
 
 
@@ -117,7 +117,7 @@ def test_a_process_that_has_gone_is_not_known(watched: Watched, monkeypatch: pyt
 
     monkeypatch.setattr(writers, "ancestry", gone)
     watched.person("!open('d/a', 'w').write('y')")
-    assert watched.writers.take().of(b"d/a") == {UNKNOWN}
+    assert watched.writers.take().who_touched(b"d/a") == {UNKNOWN}
 
 
 def test_too_many_directories_are_not_known(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +189,6 @@ def test_many_sessions_of_one_agent_hold_one_descriptor(tmp_path: Path) -> None:
 def test_times_are_joined() -> None:
     one = Touches(True, {b"a": {"s-1"}}, {b"d": {"s-1"}})
     two = Touches(True, {b"a": {FOREIGN}}, {})
-    assert (one | two).of(b"a") == {"s-1", FOREIGN}
-    assert (one | two).of(b"d/x") == {"s-1"}
+    assert (one | two).who_touched(b"a") == {"s-1", FOREIGN}
+    assert (one | two).who_touched(b"d/x") == {"s-1"}
     assert not (one | Touches()).knows

@@ -44,15 +44,15 @@ def test_nothing_is_stored_again_on_a_damaged_tree(engine: Engine, monkeypatch: 
     assert not engine.life._cold.is_hot(cold)
     assert engine.life._cold.is_hot(hot)
     assert None not in (cold.tree, hot.tree)
-    monkeypatch.setattr(engine.life._upkeep, "_unreadable", lambda _: {cold.tree, hot.tree})
+    monkeypatch.setattr(engine.life._upkeep, "_find_unreadable", lambda _: {cold.tree, hot.tree})
     built_on: list[TreeID] = []
-    store_tree = engine.life._archive._batches.archiver.tree
+    store_tree = engine.life._archive._batches.archiver.archive_tree
 
     def tree(layers: Sequence[LayerID], parent: TreeID, outputs: Sequence[BlobID]) -> ArchivedTree:
         built_on.append(parent)
         return store_tree(layers, parent, outputs)
 
-    monkeypatch.setattr(engine.life._archive._batches.archiver, "tree", tree)
+    monkeypatch.setattr(engine.life._archive._batches.archiver, "archive_tree", tree)
     report = engine.storage.repair(lambda _: None)
     assert cold.id in report.lost
     assert hot.id not in report.lost
@@ -69,7 +69,7 @@ def test_what_the_archive_cannot_store_costs_the_others_nothing(
     agent = mind_rig.agent(engine)
     monkeypatch.setattr("snapshotd.engine.storage.archive_queue._RETRY_S", (0.05,))
     archiver = engine.life._archive._batches.archiver
-    store_tree = archiver.tree
+    store_tree = archiver.archive_tree
     poisonous: list[BlobID] = []
 
     def tree(layers: Sequence[LayerID], parent: TreeID, outputs: Sequence[BlobID]) -> ArchivedTree:
@@ -81,9 +81,9 @@ def test_what_the_archive_cannot_store_costs_the_others_nothing(
             raise InternalError("the worker process ended")
         return store_tree(layers, parent, outputs)
 
-    monkeypatch.setattr(archiver, "tree", tree)
+    monkeypatch.setattr(archiver, "archive_tree", tree)
     engine.storage.flush()
-    with engine.life._archive.paused():
+    with engine.life._archive.pause():
         good = [agent.tool("write", {}, f"echo {number} > file{number}") for number in range(3)]
         bad = agent.tool("write", {}, "echo bad > bad", result="an output of its own")
         poisonous += bad.call.outputs

@@ -201,7 +201,7 @@ def test_what_cannot_be_removed_goes_on_running(engine: Engine) -> None:
     source, other = mind_rig.agent(engine), mind_rig.agent(engine)
     one, _ = two_steps(source)
     engine.storage.flush()
-    with engine.life._archive.paused():
+    with engine.life._archive.pause():
         engine.branching.rewind(other.id, one.id, mode="files")
         sandbox = source.sandbox
         source.sh("echo three > file")

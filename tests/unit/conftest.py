@@ -32,8 +32,8 @@ def daemon(request: pytest.FixtureRequest, short_dir: Path) -> Iterator[Daemon]:
 def no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """`doctor` loads every integration that is installed, 4 s of CPU: engine/test_integrations.py does so once. Here it
     finds those that are not."""
-    tried = integrations.tried
-    monkeypatch.setattr(integrations, "tried", lambda found: tried([one for one in found if one.version() is None]))
+    try_all = integrations.try_all
+    monkeypatch.setattr(integrations, "try_all", lambda found: try_all([one for one in found if one.version() is None]))
 
 
 @pytest.fixture(scope="module")

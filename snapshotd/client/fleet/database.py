@@ -38,7 +38,7 @@ class DatabaseNodes(AddressedNodes):
             return answered
 
     def is_published(self, snapshot: SnapshotInfo) -> bool:
-        return bool(self._coordination.published([SnapshotID(snapshot.id)]))
+        return bool(self._coordination.find_published([SnapshotID(snapshot.id)]))
 
     def close(self) -> None:
         self._opened.close()

@@ -83,7 +83,7 @@ def parts_of(
         owners = decided.get(id(names))
         if owners is None:
             owners = owners_of(
-                set().union(*(touches.of(os.fsencode(name)) for name in names)),
+                set().union(*(touches.who_touched(os.fsencode(name)) for name in names)),
                 sessions,
                 knows=touches.knows,
                 revealed=not scan.revealed.isdisjoint(names),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from snapshotd.engine.folders import ignore
 from snapshotd.engine.folders.scan import LONGEST_S as LONGEST_LOOK_S
-from snapshotd.engine.folders.scan import FolderScan, Mark, mark_of, open_file, settled
+from snapshotd.engine.folders.scan import FolderScan, Mark, mark_of, open_file, settled_mark
 from snapshotd.errors import LimitExceeded
 from snapshotd.kernel import files
 from snapshotd.kernel.identity import HostUser, acting_as
@@ -29,7 +29,7 @@ AGAIN_S = 600.0
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EXDEV)
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _Taken = tuple[Mark | None, bytes | None]
-"""As `FolderIndex.took` gets it."""
+"""As `FolderIndex.note_captured` gets it."""
 
 
 @dataclass(slots=True)
@@ -69,19 +69,19 @@ class Capture:
         target = files.make_dirs(top, os.fsencode(parent))
         try:
             if stat.S_ISDIR(mark[0]):
-                return self._directory(target, name, mark), None
+                return self._copy_directory(target, name, mark), None
             files.remove_tree(target, name)
-            with self._source(parent) as source:
+            with self._open_source(parent) as source:
                 if source is None:
                     return None, None
                 if stat.S_ISLNK(mark[0]):
-                    return self._link(source, target, name), None
-                return self._file(source, top, target, path)
+                    return self._copy_link(source, target, name), None
+                return self._copy_file(source, top, target, path)
         finally:
             os.close(target)
 
     @contextlib.contextmanager
-    def _source(self, parent: str) -> Iterator[int | None]:
+    def _open_source(self, parent: str) -> Iterator[int | None]:
         """The folder's directory, opened as the user. None: it has gone."""
         try:
             with acting_as(self.user):
@@ -96,7 +96,7 @@ class Capture:
         finally:
             os.close(fd)
 
-    def _directory(self, target: int, name: str, mark: Mark) -> Mark:
+    def _copy_directory(self, target: int, name: str, mark: Mark) -> Mark:
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISDIR(os.stat(name, dir_fd=target, follow_symlinks=False).st_mode):
                 os.unlink(name, dir_fd=target)
@@ -108,7 +108,7 @@ class Capture:
             os.close(fd)
         return mark
 
-    def _link(self, source: int, target: int, name: str) -> Mark | None:
+    def _copy_link(self, source: int, target: int, name: str) -> Mark | None:
         try:
             with acting_as(self.user):
                 st = os.stat(name, dir_fd=source, follow_symlinks=False)
@@ -122,7 +122,7 @@ class Capture:
         os.utime(name, ns=(st.st_mtime_ns, st.st_mtime_ns), dir_fd=target, follow_symlinks=False)
         return mark_of(st)
 
-    def _file(self, source: int, top: int, target: int, path: str) -> _Taken:
+    def _copy_file(self, source: int, top: int, target: int, path: str) -> _Taken:
         name = path.rpartition("/")[2]
         try:
             with acting_as(self.user):
@@ -137,7 +137,7 @@ class Capture:
             return None, None
         try:
             before = os.fstat(read)
-            copied = self._copied(before, top, target, name) if before.st_nlink > 1 else None
+            copied = self._link_copy(before, top, target, name) if before.st_nlink > 1 else None
             if copied is not None:
                 return copied
             taken = _copy(read, before, target, name)
@@ -147,7 +147,7 @@ class Capture:
         finally:
             os.close(read)
 
-    def _copied(self, st: os.stat_result, top: int, target: int, name: str) -> _Taken | None:
+    def _link_copy(self, st: os.stat_result, top: int, target: int, name: str) -> _Taken | None:
         """Give the copy of a file this name too. None: there is none, or the file has changed since."""
         path, taken = self._copies.get(st.st_ino, ("", (None, None)))
         if taken[0] != mark_of(st):
@@ -183,7 +183,7 @@ def _copy(read: int, before: os.stat_result, target: int, name: str) -> _Taken:
         os.fchown(write, before.st_uid, before.st_gid)
         os.fchmod(write, stat.S_IMODE(before.st_mode))
         os.utime(write, ns=(before.st_mtime_ns, before.st_mtime_ns))
-        return settled(read, before)
+        return settled_mark(read, before)
     finally:
         os.close(write)
 
@@ -204,7 +204,7 @@ class Refusal:
         self._sentence = ""
 
     @contextlib.contextmanager
-    def noting(self, root: int) -> Iterator[None]:
+    def note(self, root: int) -> Iterator[None]:
         """Note a refusal inside that came after a long time."""
         began, rules = time.monotonic(), _rules(root)
         try:

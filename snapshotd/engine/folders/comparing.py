@@ -7,7 +7,7 @@ import stat
 from dataclasses import replace
 
 from snapshotd.engine.folders.capture import TOP
-from snapshotd.engine.folders.scan import FolderIndex, FolderScan, Mark, open_file, settled
+from snapshotd.engine.folders.scan import FolderIndex, FolderScan, Mark, open_file, settled_mark
 from snapshotd.kernel import files
 from snapshotd.kernel.identity import HostUser, acting_as
 from snapshotd.trees.base import Entry
@@ -42,8 +42,8 @@ def compare(
         if found is None or id(scan.names.get(path)) in torn:
             changed[path] = mark
         else:
-            index.took(path, *found)
-    gone = [path for path in there if path not in scan.changed and not index.ignored(path)]
+            index.note_captured(path, *found)
+    gone = [path for path in there if path not in scan.changed and not index.is_ignored(path)]
     return replace(scan, changed=changed, deleted=sorted(gone))
 
 
@@ -76,7 +76,7 @@ def _same(
     try:
         if entry.kind is not Kind.FILE or entry.size != mark[1] or not _same_bytes(view, inside, fd, entry.size):
             return None
-        return settled(fd, os.fstat(fd))
+        return settled_mark(fd, os.fstat(fd))
     finally:
         os.close(fd)
 

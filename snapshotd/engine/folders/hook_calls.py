@@ -20,7 +20,7 @@ from snapshotd.engine.folders.calls import OpenCall, Part, end_of, session_of
 from snapshotd.engine.folders.events import HookEvent
 from snapshotd.engine.folders.held import HeldFolders
 from snapshotd.engine.folders.quiet import Watches
-from snapshotd.engine.folders.recording import MOST_SESSIONS, FolderRecorder, OpenFolder, bounded
+from snapshotd.engine.folders.recording import MOST_SESSIONS, FolderRecorder, OpenFolder, limit_chars
 from snapshotd.engine.folders.scan import LONGEST_S, FolderScan
 from snapshotd.engine.folders.writers import Process, Writers, agent_of
 from snapshotd.engine.sandbox.step import marker
@@ -65,7 +65,7 @@ class HookCalls:
         agent = None if hook is None else agent_of(hook)
         with self._held.hold(user, root, longest_s=LONGEST_S) as folder, _before_others(root):
             folder.refusal.check(root)
-            with folder.refusal.noting(root):
+            with folder.refusal.note(root):
                 self._end_lost(folder, root)
                 self._watch(folder, root, event, agent)
                 try:
@@ -88,14 +88,14 @@ class HookCalls:
         if time.monotonic() - folder.held_at > LONGEST_S:
             return found
         del folder.calls[: max(len(folder.calls) - _MOST_OPEN + 1, 0)]
-        begun = replace(event, arguments=bounded(event.arguments, _MOST_OPEN_CHARS), result=None, error=None)
+        begun = replace(event, arguments=limit_chars(event.arguments, _MOST_OPEN_CHARS), result=None, error=None)
         folder.calls.append(OpenCall(begun, agent))
         return found
 
     def _record_end(self, folder: OpenFolder, root: int, call: OpenCall | None, event: HookEvent) -> Snapshot:
         """A call has ended. If its begin was not told, its changes count as somebody else's too."""
         mine = Part(call)
-        for part in self._recorder.parts(folder, root, call):
+        for part in self._recorder.find_parts(folder, root, call):
             if part.call is call and call is not None:
                 mine = part
                 continue
@@ -105,12 +105,12 @@ class HookCalls:
             self._recorder.save(folder, root, part)
         if call is not None:
             folder.calls.remove(call)
-        return self._recorder.call(folder, root, mine, event)
+        return self._recorder.record_call(folder, root, mine, event)
 
     def _record_turn(self, folder: OpenFolder, root: int, event: HookEvent) -> Snapshot | None:
         """A person's turn: a call that has not ended by now was interrupted."""
         cut_off = [one for one in folder.calls if one.session == session_of(event)]
-        parts = self._recorder.parts(folder, root, cut_off[-1] if cut_off else None)
+        parts = self._recorder.find_parts(folder, root, cut_off[-1] if cut_off else None)
         folder.calls = [one for one in folder.calls if one not in cut_off]
         if event.stage == "prompt" and [part.call for part in parts] == [None]:
             return self._recorder.commit(
@@ -153,7 +153,7 @@ class HookCalls:
             return  # an agent that ended together with this one was told, too
         try:
             line = self._catalog.get_trajectory(trajectory)
-            with writers.opened() as root, self._held.reopen(line, Opener(root)) as (folder, _):
+            with writers.open_root() as root, self._held.reopen(line, Opener(root)) as (folder, _):
                 self._end_lost(folder, root)
         except (SnapshotdError, OSError) as exc:
             _log.warning(
@@ -166,7 +166,7 @@ class HookCalls:
         """Record the calls whose agents have ended."""
         lost = [one for one in folder.calls if one.has_lost_its_agent()]
         if lost:
-            parts = self._recorder.parts(folder, root, lost[-1])
+            parts = self._recorder.find_parts(folder, root, lost[-1])
             folder.calls = [one for one in folder.calls if one not in lost]
             for part in parts:
                 self._recorder.save(folder, root, part, ended=part.call in lost)

@@ -97,7 +97,7 @@ def read_rules(data: bytes) -> RuleFile:
         if len(line) > MOST_LINE_BYTES:
             over = over or f"a line has more than {MOST_LINE_BYTES} bytes, and does not count"
             continue
-        rule = _rule(line)
+        rule = _parse_rule(line)
         if rule is None:
             continue
         turns += bool(rules) and rules[-1][0] != rule[0]
@@ -110,11 +110,11 @@ def read_rules(data: bytes) -> RuleFile:
             over = f"it has more than {what}, and only those before count"
             break
         rules.append(rule)
-    blocks = [(ignored, _compiled(one for _, one in some)) for ignored, some in groupby(rules, lambda rule: rule[0])]
+    blocks = [(ignored, _compile(one for _, one in some)) for ignored, some in groupby(rules, lambda rule: rule[0])]
     return RuleFile(tuple(reversed(blocks)), over)
 
 
-def _compiled(expressions: Iterable[bytes]) -> _Expression:
+def _compile(expressions: Iterable[bytes]) -> _Expression:
     text = b"|".join(expressions)
     options = re2.Options()
     options.encoding = re2.Options.Encoding.LATIN1
@@ -125,18 +125,18 @@ def _compiled(expressions: Iterable[bytes]) -> _Expression:
     return made
 
 
-def _rule(line: bytes) -> tuple[bool, bytes] | None:
+def _parse_rule(line: bytes) -> tuple[bool, bytes] | None:
     """A line's expression, after True if it ignores. None: it is no rule, or matches nothing."""
     if line.startswith(b"#"):
         return None
-    line = _trimmed(line.removesuffix(b"\r"))
+    line = _trim(line.removesuffix(b"\r"))
     ignores = not line.startswith(b"!")
     pattern = line if ignores else line[1:]
     directories_alone = pattern.endswith(b"/")
     pattern = pattern.removesuffix(b"/")
     anchored = b"/" in pattern
     try:
-        body = b"".join(_translated(pattern.removeprefix(b"/"), anchored))
+        body = b"".join(_translate(pattern.removeprefix(b"/"), anchored))
     except _NeverMatches:
         return None
     if not body:
@@ -144,7 +144,7 @@ def _rule(line: bytes) -> tuple[bool, bytes] | None:
     return ignores, (b"" if anchored else b"(?:.*/)?") + body + (b"\\x00" if directories_alone else b"\\x00?")
 
 
-def _trimmed(line: bytes) -> bytes:
+def _trim(line: bytes) -> bytes:
     """Without spaces at the end that no backslash is before."""
     kept = at = 0
     while at < len(line):
@@ -156,7 +156,7 @@ def _trimmed(line: bytes) -> bytes:
     return line[:kept]
 
 
-def _translated(pattern: bytes, anchored: bool) -> Iterator[bytes]:
+def _translate(pattern: bytes, anchored: bool) -> Iterator[bytes]:
     """The parts of the expression of a pattern. `anchored`: it is a path; else it is a name, without a slash."""
     at = 0
     while at < len(pattern):
@@ -165,12 +165,12 @@ def _translated(pattern: bytes, anchored: bool) -> Iterator[bytes]:
         if char == b"\\":
             if at == len(pattern):
                 raise _NeverMatches
-            yield _quoted(pattern[at : at + 1])
+            yield _quote(pattern[at : at + 1])
             at += 1
         elif char == b"?":
             yield rb"[^/\x00]"
         elif char == b"[":
-            members, at = _set(pattern, at)
+            members, at = _translate_set(pattern, at)
             yield members
         elif char == b"*":
             end = at
@@ -186,14 +186,14 @@ def _translated(pattern: bytes, anchored: bool) -> Iterator[bytes]:
                 at += 1
                 yield rb"(?:[^\x00]*/)?"
         else:
-            yield _quoted(char)
+            yield _quote(char)
 
 
-def _quoted(char: bytes) -> bytes:
+def _quote(char: bytes) -> bytes:
     return _SPECIAL.sub(rb"\\\g<0>", char) if char < b"\x7f" and char >= b" " else b"\\x%02x" % char[0]
 
 
-def _set(pattern: bytes, at: int) -> tuple[bytes, int]:
+def _translate_set(pattern: bytes, at: int) -> tuple[bytes, int]:
     """The expression of the set whose first byte is at `at`, and the place behind it."""
     negated = pattern[at : at + 1] in (b"!", b"^")
     at += negated
@@ -202,17 +202,17 @@ def _set(pattern: bytes, at: int) -> tuple[bytes, int]:
     first = True
     while first or pattern[at : at + 1] != b"]":
         first = False
-        char, after = _byte(pattern, at), pattern[at + 1 : at + 2]
+        char, after = _byte_at(pattern, at), pattern[at + 1 : at + 2]
         if char == 0x5C:
             at += 1
-            before = _byte(pattern, at)
+            before = _byte_at(pattern, at)
             members.add(before)
         elif char == 0x2D and before is not None and after not in (b"", b"]"):
             at += 1
-            last = _byte(pattern, at)
+            last = _byte_at(pattern, at)
             if last == 0x5C:
                 at += 1
-                last = _byte(pattern, at)
+                last = _byte_at(pattern, at)
             members.update(range(before, last + 1))
             before = None
         elif char == 0x5B and after == b":":
@@ -240,7 +240,7 @@ def _set(pattern: bytes, at: int) -> tuple[bytes, int]:
     return b"[" + b"".join(b"\\x%02x" % one for one in sorted(members)) + b"]", at + 1
 
 
-def _byte(pattern: bytes, at: int) -> int:
+def _byte_at(pattern: bytes, at: int) -> int:
     if at >= len(pattern):
         raise _NeverMatches
     return pattern[at]

@@ -65,7 +65,7 @@ class FolderWatch:
             if self._check_quiet(root, user):
                 index.note_look(began_ns)
                 return FolderScan()
-            racy = index.racy()
+            racy = index.racy_paths()
             with acting_as(user):
                 found = index.scan(root)
             if not found:
@@ -121,7 +121,7 @@ class FolderWatch:
                 self._drop()
                 return False
             if told.names:
-                self._forget_directories()
+                self._directories.clear()  # marked again: the number of an inode is soon that of another one, without a mark
             changed |= told.changed
             self._doubts |= told.opened
             if not told.opened and (asked or not self._doubts):
@@ -132,17 +132,13 @@ class FolderWatch:
             asked = True  # a writer that has gone meanwhile is an event: they are read once more
         return False
 
-    def _forget_directories(self) -> None:
-        """Have them marked again: the number of an inode is soon used for another one, which has no mark."""
-        self._directories.clear()
-
     def _in_place(self, root: int, user: HostUser) -> bool:
         """True if each marked directory is what its path leads to."""
         with acting_as(user):
             for path, inode in self._directories.items():
                 st = os.stat(path or ".", dir_fd=root, follow_symlinks=False)
                 if (st.st_dev, st.st_ino) != inode:
-                    self._forget_directories()
+                    self._directories.clear()
                     return False
         return True
 

@@ -27,7 +27,7 @@ from snapshotd.engine.folders.events import HookEvent
 from snapshotd.engine.folders.names import name_of
 from snapshotd.engine.folders.quiet import FolderWatch, Watches
 from snapshotd.engine.folders.rewinding.cut_off import CutOff
-from snapshotd.engine.folders.rewinding.plan import KEY, FolderChanges, told
+from snapshotd.engine.folders.rewinding.plan import KEY, FolderChanges, describe_left
 from snapshotd.engine.folders.rewinding.putting_back import PuttingBack
 from snapshotd.engine.folders.scan import FolderIndex, FolderScan
 from snapshotd.engine.folders.user_files import UserFiles
@@ -98,12 +98,12 @@ class FolderRecorder:
 
     def settle(self, folder: OpenFolder, root: int) -> Snapshot | None:
         """Record what changed since the head, so that nothing of it can be lost."""
-        saved = [self.save(folder, root, part) for part in self.parts(folder, root, None)]
+        saved = [self.save(folder, root, part) for part in self.find_parts(folder, root, None)]
         return saved[-1] if saved else None
 
-    def parts(self, folder: OpenFolder, root: int, closing: OpenCall | None) -> list[Part]:
+    def find_parts(self, folder: OpenFolder, root: int, closing: OpenCall | None) -> list[Part]:
         """The changes since the head, and whose they are. `closing`: a call that ends."""
-        scan, touches = self.seen(folder, root)
+        scan, touches = self.find_changes(folder, root)
         parts = parts_of(scan, touches, folder.calls, closing, folder.agents)
         if folder.cut_off is not None and scan:
             with look.open_view(self._context, self._catalog.get_snapshot(folder.cut_off.to)) as after:
@@ -115,9 +115,9 @@ class FolderRecorder:
         if part.call is None:
             return self.commit(folder, root, part.scan, marker("edits", {}), part.changes)
         status = CallStatus.INTERRUPTED if ended else CallStatus.UNKNOWN
-        return self.call(folder, root, part, part.call.event, status=status)
+        return self.record_call(folder, root, part, part.call.event, status=status)
 
-    def call(
+    def record_call(
         self, folder: OpenFolder, root: int, part: Part, event: HookEvent, *, status: CallStatus | None = None
     ) -> Snapshot:
         """The snapshot of a call that has ended, with its part of the changes."""
@@ -141,7 +141,7 @@ class FolderRecorder:
             began_at_ns=call.started_at_ns,
             status=status,
             ended_at_ns=time.time_ns(),
-            result=conceal(bounded(event.result)),
+            result=conceal(limit_chars(event.result)),
             error=error,
             details={key: value for key, value in details.items() if value is not None}
             | {"files": paths_of(part.scan)},
@@ -169,7 +169,7 @@ class FolderRecorder:
         messages: list[Message] = []
         if event is not None:
             follows, session, messages = self._conversation(folder, head, event)
-        scan.warnings.extend(databases.without_log(scan.changed, folder.index.passed()))
+        scan.warnings.extend(databases.without_log(scan.changed, folder.index.ignored_paths()))
         is_rewind = not entries and call.name in UNDOABLE  # half of it is no state that anything could go on from
         capture = Capture(root, folder.user, scan, math.inf if is_rewind else capturing.LONGEST_S)
         below, own = self._cold.take(head) if scan else head.stack, int(bool(scan))
@@ -194,7 +194,7 @@ class FolderRecorder:
                 warnings=tuple(scan.warnings[:100]),
             )
             hit("engine.folders.captured")
-            values = self.session(head if follows is None else follows) if session is None else session
+            values = self.session_of(head if follows is None else follows) if session is None else session
             noted = {KEY: changes.record(snapshot.seq)} if changes is not None else {}
             try:
                 self._catalog.commit_snapshot(
@@ -215,7 +215,7 @@ class FolderRecorder:
         if own:
             self._context.store.unpin(stack.layers[:1])
         for path, mark, digest in capture.took:
-            folder.index.took(path, mark, digest)
+            folder.index.note_captured(path, mark, digest)
         folder.index.reveal(capture.unread)
         folder.index.note_look(scan.began_ns)
         if folder.cut_off is not None:
@@ -238,7 +238,7 @@ class FolderRecorder:
         last = self._last_of(folder, head, event.session)
         reader = folder.readers.get(event.session)
         if reader is None:
-            place = {} if last is None else self.session(last)
+            place = {} if last is None else self.session_of(last)
             recorded = () if last is None else self._catalog.conversation(last.id)
             while len(folder.readers) >= MOST_SESSIONS:
                 del folder.readers[next(iter(folder.readers))]
@@ -260,14 +260,14 @@ class FolderRecorder:
 
     def _last_of(self, folder: OpenFolder, head: Snapshot, session: str) -> Snapshot | None:
         """The last snapshot of a session; None for a new one."""
-        if self.session(head).get("session") == session:
+        if self.session_of(head).get("session") == session:
             return head
         for snapshot in reversed(self._catalog.snapshots(folder.trajectory, 1000)):
-            if self.session(snapshot).get("session") == session:
+            if self.session_of(snapshot).get("session") == session:
                 return snapshot
         return None
 
-    def session(self, snapshot: Snapshot) -> dict[str, Any]:
+    def session_of(self, snapshot: Snapshot) -> dict[str, Any]:
         found = self._catalog.state(snapshot.id).get("values", {})
         return dict(found)
 
@@ -290,7 +290,7 @@ class FolderRecorder:
             folder.index.note_look(scan.began_ns)
         return scan
 
-    def seen(self, folder: OpenFolder, root: int, *, keep: bool = False) -> tuple[FolderScan, Touches]:
+    def find_changes(self, folder: OpenFolder, root: int, *, keep: bool = False) -> tuple[FolderScan, Touches]:
         """The changes since the head, and the processes that were seen to make changes since the last time. `keep`: the
         next time tells them again."""
         self._recover(folder, root)
@@ -319,7 +319,7 @@ class FolderRecorder:
         except SnapshotdError as exc:  # its files are in the folder, and the next scan finds them
             _log.warning("a rewind of %s was cut off, and is not settled: %s", short(folder.trajectory), exc)
         else:
-            for sentence in told(putting.left):
+            for sentence in describe_left(putting.left):
                 _log.warning("a rewind of %s was cut off: %s", short(folder.trajectory), sentence)
             if head.id == self.head(folder).id:
                 folder.cut_off = cut_off
@@ -332,7 +332,7 @@ def rewind_key(folder: OpenFolder) -> str:
     return f"folder-rewind/{folder.trajectory}"
 
 
-def bounded(value: Any, most_chars: int = MOST_RESULT_CHARS) -> Any:
+def limit_chars(value: Any, most_chars: int = MOST_RESULT_CHARS) -> Any:
     text = json.dumps(value)
     return value if len(text) <= most_chars else text[:most_chars]
 

@@ -58,7 +58,7 @@ def digest_of(fd: int) -> bytes:
     return hashlib.blake2b(os.pread(fd, _HASHED_BYTES, 0)).digest()
 
 
-def settled(fd: int, before: os.stat_result) -> tuple[Mark, bytes | None]:
+def settled_mark(fd: int, before: os.stat_result) -> tuple[Mark, bytes | None]:
     """The mark of a file whose content was just read, and a hash of it, if it may change again without a new mark.
 
     A file that changed while it was read, and a large one that changed too lately, get a mark that no file has.
@@ -140,7 +140,7 @@ class FolderIndex:
         """Take note that a snapshot has what a look at the folder found that began then."""
         self._looked_ns = max(self._looked_ns, began_ns)
 
-    def blind(self) -> set[str]:
+    def blind_paths(self) -> set[str]:
         """Paths with content in a snapshot that the last scan could not read, or left out."""
         return self._blind & self.known.keys()
 
@@ -148,17 +148,17 @@ class FolderIndex:
         """It has been told of every file that is as the last snapshot has it."""
         self._fresh = False
 
-    def passed(self) -> set[str]:
+    def ignored_paths(self) -> set[str]:
         """The paths that the last scan ignored; of a directory that alone."""
         return self._passed
 
-    def ignored(self, path: str) -> bool:
+    def is_ignored(self, path: str) -> bool:
         """True if the last scan passed the path over, or a directory above it."""
         parts = path.split("/")
         above = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
         return any(path in self._passed or path in self._blind for path in above)
 
-    def racy(self) -> set[str]:
+    def racy_paths(self) -> set[str]:
         """Files that may have changed again since they were captured, though nothing shows it but their content."""
         return set(self._racy)
 
@@ -171,23 +171,23 @@ class FolderIndex:
         return {path: mark for path, (mark, _) in self._rules.items()}
 
     def scan(self, root: int) -> FolderScan:
-        """Compare the folder of the descriptor with the index, which stays as it is until `took`. LimitExceeded."""
+        """Compare the folder of the descriptor with the index, which stays as it is until `note_captured`. LimitExceeded."""
         found = FolderScan(began_ns=time.time_ns())
         walk = _Walk(self, found, root)
         walk.top(root)
         self._blind = walk.blind
         missing = self.known.keys() - walk.seen
-        gone = [path for path in missing if not self.ignored(path)]
+        gone = [path for path in missing if not self.is_ignored(path)]
         self._tracked -= walk.seen
         found.deleted = sorted(gone)
         found.changed = dict(sorted(found.changed.items()))
-        older = self._older(root, found)
+        older = self._find_older(root, found)
         if older:
             numbers = {mark[4] for mark in self.known.values() if len(mark) > 1}
             self._revealed.update(path for path in older if found.changed[path][4] not in numbers)
         found.revealed = self._revealed & found.changed.keys()
         self._find_names(found, walk.links)
-        found.moved = self._moved(found, older)
+        found.moved = self._find_moved(found, older)
         return found
 
     def _find_names(self, found: FolderScan, links: dict[int, int]) -> None:
@@ -213,7 +213,7 @@ class FolderIndex:
                     found.names.setdefault(path, both)
                 found.names.update(dict.fromkeys(paths, both))
 
-    def _older(self, root: int, found: FolderScan) -> set[str]:
+    def _find_older(self, root: int, found: FolderScan) -> set[str]:
         """The paths at which another file is than before, which was made before the last look: it was renamed, or moved
         here from where no snapshot looks."""
         older = set()
@@ -224,7 +224,7 @@ class FolderIndex:
                     older.add(path)
         return older
 
-    def _moved(self, found: FolderScan, older: set[str]) -> list[tuple[str, str]]:
+    def _find_moved(self, found: FolderScan, older: set[str]) -> list[tuple[str, str]]:
         """Files that have another name now: the same number, and the same size and time, or made before the last look
         (the number of a file that is gone may be that of a new one)."""
         was = {}
@@ -239,8 +239,8 @@ class FolderIndex:
                 pairs.append((old, path))
         return pairs
 
-    def took(self, path: str, mark: Mark | None, digest: bytes | None = None) -> None:
-        """The last snapshot has the file as the mark says. None: it has none. `digest`: see `settled`."""
+    def note_captured(self, path: str, mark: Mark | None, digest: bytes | None = None) -> None:
+        """The last snapshot has the file as the mark says. None: it has none. `digest`: see `settled_mark`."""
         self._racy.pop(path, None)
         self._revealed.discard(path)
         if mark is None:
@@ -250,7 +250,7 @@ class FolderIndex:
         if digest is not None:
             self._racy[path] = digest
 
-    def changed_again(self, path: str, mark: Mark, directory: int, name: str) -> bool:
+    def has_changed_again(self, path: str, mark: Mark, directory: int, name: str) -> bool:
         """True for a file without a new mark that was captured so soon after its change that it may have changed again."""
         try:
             fd = open_file(directory, name)
@@ -396,7 +396,7 @@ class _Walk:
                 continue  # it went meanwhile
             mark = (st.st_mode, st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_ino)
             if known.get(path) == mark:
-                if path in racy and index.changed_again(path, mark, fd, name):
+                if path in racy and index.has_changed_again(path, mark, fd, name):
                     found[path] = mark
             elif not (stat.S_ISREG(st.st_mode) or stat.S_ISLNK(st.st_mode)):
                 continue  # a socket or a fifo is no content

@@ -46,16 +46,16 @@ class TranscriptReader:
     def read(self, event: HookEvent, own: OwnFiles) -> list[Message]:
         """The messages since the last time, with the call and the result that the event tells of."""
         messages = []
-        for line in self._lines(event.transcript, own):
+        for line in self._read_lines(event.transcript, own):
             self.last = line["uuid"]
-            message = self._new(line["message"]) if isinstance(line.get("message"), dict) else None
+            message = self._take_new(line["message"]) if isinstance(line.get("message"), dict) else None
             if message is not None and not line.get("isSidechain"):
                 messages.append(message)
         if event.call_id is not None and event.lane is None and event.stage == "after":
-            messages += self._told_by(event, event.call_id)
+            messages += self._take_event(event, event.call_id)
         return messages
 
-    def _lines(self, path: str | None, own: OwnFiles) -> Iterator[dict[str, Any]]:
+    def _read_lines(self, path: str | None, own: OwnFiles) -> Iterator[dict[str, Any]]:
         if path is None or not path.startswith("/"):
             return
         data = read_text(own, path, self.offset, MOST_AT_ONCE_BYTES)
@@ -75,7 +75,7 @@ class TranscriptReader:
         told = {key for message in recorded for key in _ids(message.content)}
         return TranscriptReader(place.get("offset", 0), place.get("last"), told)
 
-    def _new(self, message: dict[str, Any]) -> Message | None:
+    def _take_new(self, message: dict[str, Any]) -> Message | None:
         """The message without what is recorded already; None if nothing is left."""
         role, content = str(message.get("role", "")), message.get("content")
         if isinstance(content, list):
@@ -85,7 +85,7 @@ class TranscriptReader:
             self.told |= _ids(content)
         return Message(role, content)
 
-    def _told_by(self, event: HookEvent, call_id: str) -> Iterator[Message]:
+    def _take_event(self, event: HookEvent, call_id: str) -> Iterator[Message]:
         if ("tool_use", call_id) not in self.told:
             self.told.add(("tool_use", call_id))
             call = {"type": "tool_use", "id": call_id, "name": event.tool, "input": event.arguments}
@@ -135,7 +135,7 @@ def _is_prompt(line: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CutSession:
-    """A session that `cut` made: its id, its transcript, and where a reader goes on in it."""
+    """A session that `cut_session` made: its id, its transcript, and where a reader goes on in it."""
 
     session: str
     transcript: str
@@ -143,7 +143,7 @@ class CutSession:
     last: str
 
 
-def cut(own: OwnFiles, transcript: str, last: str | None, call_id: str | None) -> CutSession | None:
+def cut_session(own: OwnFiles, transcript: str, last: str | None, call_id: str | None) -> CutSession | None:
     """Write a new session beside a transcript, with its history up to a snapshot. None: that history is empty. The old
     session stays as it is.
 
@@ -153,7 +153,7 @@ def cut(own: OwnFiles, transcript: str, last: str | None, call_id: str | None) -
     lines = [line for line in conversation_lines(read_text(own, transcript)) if not line.get("isSidechain")]
     if not lines:
         raise UsageError(f"the transcript {transcript} is empty or cannot be read; rewind the files alone")
-    kept = _linked(_answered(lines[: _end(lines, transcript, last, call_id)]))
+    kept = _link_lines(_drop_open_calls(lines[: _find_end(lines, transcript, last, call_id)]))
     if not kept:
         return None
     session = str(uuid.uuid4())
@@ -163,7 +163,7 @@ def cut(own: OwnFiles, transcript: str, last: str | None, call_id: str | None) -
     return CutSession(session, path, len(text), kept[-1]["uuid"])
 
 
-def _end(lines: list[dict[str, Any]], transcript: str, last: str | None, call_id: str | None) -> int:
+def _find_end(lines: list[dict[str, Any]], transcript: str, last: str | None, call_id: str | None) -> int:
     if call_id is not None:
         for number, line in enumerate(lines):
             if ("tool_result", call_id) in _ids(_content(line)):
@@ -179,7 +179,7 @@ def _end(lines: list[dict[str, Any]], transcript: str, last: str | None, call_id
     return next((n for n, line in enumerate(lines[start:], start) if _is_prompt(line)), len(lines))
 
 
-def _answered(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _drop_open_calls(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The lines without calls that have no result among them: a provider refuses a history with such a call."""
     answered = {key for line in lines for kind, key in _ids(_content(line)) if kind == "tool_result"}
     for line in lines:
@@ -193,7 +193,7 @@ def _answered(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             yield {**line, "message": {**line["message"], "content": left}}
 
 
-def _linked(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _link_lines(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The lines as one chain: one whose parent was left out follows the line before it."""
     kept: list[dict[str, Any]] = []
     known: set[str] = set()

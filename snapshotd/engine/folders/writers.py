@@ -80,7 +80,7 @@ class Touches:
                     mine.setdefault(path, set()).update(who)
         return found
 
-    def of(self, path: bytes) -> set[str]:
+    def who_touched(self, path: bytes) -> set[str]:
         """Sessions, `FOREIGN` and `UNKNOWN`; empty: nobody was seen."""
         who = set(self.touched.get(path, ()))
         while path:
@@ -134,7 +134,7 @@ class Writers:
         self.close()
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[int]:
+    def open_root(self) -> Iterator[int]:
         """A descriptor of the folder. OSError: it is closed."""
         with self._lock:
             if self._closed:

@@ -23,7 +23,7 @@ from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.signals import end_background, end_services
 from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
 from snapshotd.engine.storage import look
-from snapshotd.engine.storage.cold import Cold, gone
+from snapshotd.engine.storage.cold import Cold, gone_error
 from snapshotd.errors import Conflict, UsageError
 from snapshotd.trees import diff
 from snapshotd.trees.view import View
@@ -211,7 +211,7 @@ class Rewinding:
     def check_files(self, trajectory: Trajectory, to: Snapshot) -> None:
         """Raises if the snapshot's files cannot be put into the trajectory's sandbox. DataLoss, Conflict."""
         if to.state in (SnapshotState.LOST, SnapshotState.PRUNED):
-            raise gone(to)
+            raise gone_error(to)
         if to.stack.image != trajectory.spec.image:
             raise Conflict(
                 f"snapshot {short(to.id)} cannot be put into {short(trajectory.id)}: it is of another image; fork it"

@@ -437,7 +437,7 @@ def _whose_change() -> Check:
 def _integrations() -> list[Check]:
     """One line for each integration: installed, in a version that fits, and loaded; one that is not installed is no fault."""
     checks = []
-    for one, failure in integrations.tried(list(integrations.INTEGRATIONS.values())):
+    for one, failure in integrations.try_all(list(integrations.INTEGRATIONS.values())):
         version, name = one.version(), f"integration {one.extra}"
         if version is None:
             checks.append(Check(name, True, f"not installed; `{one.install}` adds {one.purpose}"))

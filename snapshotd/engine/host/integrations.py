@@ -153,7 +153,7 @@ INTEGRATIONS = {
 
 
 @contextmanager
-def required(extra: str) -> Iterator[None]:
+def require(extra: str) -> Iterator[None]:
     """For the imports of an integration, which come within. Unsupported, with the command that installs it: its package is
     missing, too old or too new, or cannot be imported, as where a module that it needs is missing."""
     one = INTEGRATIONS[extra]
@@ -164,7 +164,7 @@ def required(extra: str) -> Iterator[None]:
             return
         except ImportError as exc:
             if isinstance(exc.__context__, Unsupported):
-                raise exc.__context__ from None  # `required_at_import` has said it
+                raise exc.__context__ from None  # `require_at_import` has said it
             if (exc.name or "").startswith("snapshotd."):
                 raise  # a fault of ours
             problem = f"{one.package} cannot be imported: {exc}"
@@ -174,10 +174,10 @@ def required(extra: str) -> Iterator[None]:
 
 
 @contextmanager
-def required_at_import(extra: str) -> Iterator[None]:
-    """As `required`, for the module of an integration: ImportError, as for any module that cannot be imported."""
+def require_at_import(extra: str) -> Iterator[None]:
+    """As `require`, for the module of an integration: ImportError, as for any module that cannot be imported."""
     try:
-        with required(extra):
+        with require(extra):
             yield
     except Unsupported as exc:
         raise ImportError(exc.message) from None
@@ -208,7 +208,7 @@ class Trial:
         return None if self._process.returncode == 0 else (said.strip().splitlines() or ["it ended without a word"])[-1]
 
 
-def tried(found: Sequence[Integration]) -> list[tuple[Integration, str | None]]:
+def try_all(found: Sequence[Integration]) -> list[tuple[Integration, str | None]]:
     """Each with the reason why it does not work, if it is installed; None: it works, or is not installed."""
     trials = [(one, None if one.problem() is not None else Trial(one)) for one in found]
     return [

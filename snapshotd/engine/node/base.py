@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from snapshotd.fleet.base import Claim, OwnedTrajectory, Taken
 from snapshotd.types import Snapshot, TrajectoryID
 
 
@@ -50,25 +49,3 @@ class Publisher(Protocol):
 
     def close(self) -> None:
         """Idempotent."""
-
-
-class Takeover(Protocol):
-    """Brings histories between the fleet's catalog and this node's. Thread-safe."""
-
-    def bring(self, trajectory: TrajectoryID) -> None:
-        """Make this node's catalog have a trajectory with all that is published of it, its head being the published one.
-        Idempotent. NotFound, Unavailable."""
-
-    def is_incomplete(self, trajectory: TrajectoryID) -> bool:
-        """True for another node's trajectory that was shown here and that `bring` has not completed."""
-
-    def unpublished(self, trajectory: TrajectoryID) -> int:
-        """The number of its snapshots in this node's catalog that are not published."""
-
-    def branch_off(self, row: OwnedTrajectory) -> Claim | None:
-        """Make a side branch of this node's unpublished snapshots of a trajectory that was taken over; None: it has none.
-        Its trajectory has its published head afterwards. Idempotent, also after a crash."""
-
-    def intend(self, taken: Taken) -> None:
-        """Write the calls that the fleet knows to have happened, or that may have, and that no published snapshot has, into this
-        node's journal, so that `resume` asks about them."""

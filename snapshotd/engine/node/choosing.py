@@ -72,7 +72,7 @@ class PublishList:
                 continue  # the database knows more than this catalog
             own = known[head] if head is not None and known[head].trajectory == one else None
             seq = -1 if own is None else own.seq
-            if seq < self._marks.published(one):
+            if seq < self._marks.published_seq(one):
                 behind = True
                 self._marks.set_published(one, seq)
                 self.add(one)
@@ -80,15 +80,15 @@ class PublishList:
             self._marks.set_told_tags({})
         return behind
 
-    def unpublished(self) -> list[Snapshot]:
+    def find_unpublished(self) -> list[Snapshot]:
         """This node's snapshots that are not published."""
-        return [snapshot for one in self._owned() for snapshot in self._marks.unpublished(one)]
+        return [snapshot for one in self._list_owned() for snapshot in self._marks.find_unpublished(one)]
 
     def count_unpublished(self) -> int:
         """Their number."""
-        return sum(self._marks.count_unpublished(one) for one in self._owned())
+        return sum(self._marks.count_unpublished(one) for one in self._list_owned())
 
-    def _owned(self) -> list[TrajectoryID]:
+    def _list_owned(self) -> list[TrajectoryID]:
         with self._lock:
             dirty = sorted(self._dirty)
         owned = self._claims.claims()
@@ -101,22 +101,22 @@ class PublishList:
             heard, self._heard = self._heard, set()
         try:
             owned = self._claims.claims()
-            lines = {one: line for one in sorted(dirty) if (line := self._line(one, owned)) is not None}
-            waiting = {one: self._marks.unpublished(one) for one in lines}
-            parts = self._ready(lines, {one: left for one, left in waiting.items() if left})
+            lines = {one: line for one in sorted(dirty) if (line := self._find_line(one, owned)) is not None}
+            waiting = {one: self._marks.find_unpublished(one) for one in lines}
+            parts = self._find_ready(lines, {one: left for one, left in waiting.items() if left})
         except BaseException:
             with self._lock:
                 self._dirty |= dirty
                 self._heard |= heard
             raise
         going = {part.trajectory.id for part in parts}
-        changed = [lines[one] for one in sorted(heard & lines.keys() - going) if self._marks.published(one) >= 0]
+        changed = [lines[one] for one in sorted(heard & lines.keys() - going) if self._marks.published_seq(one) >= 0]
         with self._lock:
             self._dirty |= {one for one in dirty if waiting.get(one, one not in owned)}
             self._heard |= heard - lines.keys() - going
         return parts, changed
 
-    def _ready(
+    def _find_ready(
         self, lines: dict[TrajectoryID, tuple[Trajectory, Claim]], waiting: dict[TrajectoryID, list[Snapshot]]
     ) -> list[PublishedPart]:
         """The parts that can be published now. `waiting` loses what they have."""
@@ -144,13 +144,14 @@ class PublishList:
         for number, one in enumerate(left):
             named = (self._catalog.get_snapshot(name) for name in named_by(one))
             if one.state is SnapshotState.CAPTURED or not all(
-                each.seq <= max(upto.get(each.trajectory, -1), self._marks.published(each.trajectory)) for each in named
+                each.seq <= max(upto.get(each.trajectory, -1), self._marks.published_seq(each.trajectory))
+                for each in named
             ):
                 return number
             upto[one.trajectory] = one.seq
         return len(left)
 
-    def _line(self, one: TrajectoryID, owned: Mapping[TrajectoryID, Claim]) -> tuple[Trajectory, Claim] | None:
+    def _find_line(self, one: TrajectoryID, owned: Mapping[TrajectoryID, Claim]) -> tuple[Trajectory, Claim] | None:
         claim = owned.get(one)
         if claim is None:
             return None

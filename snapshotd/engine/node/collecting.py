@@ -21,13 +21,12 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.node.copying import roots_of
 from snapshotd.engine.node.marks import PublishedMarks
 from snapshotd.engine.node.shared import Claims, SharedHistory
-from snapshotd.engine.storage.archiver import ToldOfPeers
 from snapshotd.engine.storage.upkeep import PruneScope
 from snapshotd.errors import SnapshotdError
 from snapshotd.failpoints import hit
 from snapshotd.fleet.base import SECOND_NS
 from snapshotd.fleet.collection import COLLECTION_TTL_NS
-from snapshotd.repo.base import Reclaimed, Roots
+from snapshotd.repo.base import Peers, Reclaimed, Roots
 from snapshotd.types import SnapshotID, SnapshotState, Trajectory, TrajectoryID
 
 _log = logging.getLogger(__name__)
@@ -59,7 +58,7 @@ class NodePruneScope(PruneScope):
             if self._marks.is_foreign(one.id):
                 self._refresh(one.id)
 
-    def own(self, trajectories: Iterable[Trajectory]) -> Iterable[Trajectory]:
+    def choose_own(self, trajectories: Iterable[Trajectory]) -> Iterable[Trajectory]:
         claimed = self._claims.claims()
         return [one for one in trajectories if one.id in claimed and not self._marks.is_foreign(one.id)]
 
@@ -90,18 +89,18 @@ class NodePruneScope(PruneScope):
             except SnapshotdError as exc:
                 _log.info("the collector's lease runs out by itself: %s", exc.message)
 
-    def unneeded(self, snapshots: Sequence[SnapshotID]) -> Collection[SnapshotID]:
-        published = self._shared.coordination.published(snapshots)
-        return {*self.catalog.others.choose_unneeded(published), *self._given_up(snapshots)}
+    def choose_unneeded(self, snapshots: Sequence[SnapshotID]) -> Collection[SnapshotID]:
+        published = self._shared.coordination.find_published(snapshots)
+        return {*self.catalog.others.choose_unneeded(published), *self._find_pruned(snapshots)}
 
     def give_up(self, snapshots: Sequence[SnapshotID]) -> Collection[SnapshotID]:
         with self._shared.together():
             gone = self._shared.collection.remove_published(self._fence, self.catalog.others.choose_unneeded(snapshots))
             self.catalog.set_pruned(gone)
         hit("engine.prune.told")
-        return {*gone, *self._given_up(snapshots)}
+        return {*gone, *self._find_pruned(snapshots)}
 
-    def _given_up(self, snapshots: Sequence[SnapshotID]) -> list[SnapshotID]:
+    def _find_pruned(self, snapshots: Sequence[SnapshotID]) -> list[SnapshotID]:
         """Choose the ones that the fleet knows to have no files: a crash may have come before this node's catalog did."""
         found = self.catalog.get_snapshots(snapshots).values()
         return [one.id for one in found if one.state is SnapshotState.PRUNED]
@@ -111,13 +110,13 @@ class NodePruneScope(PruneScope):
         images = {image.id: image for image in self._context.images.list()}
         return roots_of(self._own.record, unpublished, images)
 
-    def peers(self) -> ToldOfPeers | None:
+    def peers(self) -> Peers | None:
         return self._shared.peers()
 
     def tell(self, reclaimed: Reclaimed) -> None:
         if reclaimed.segment is not None:
             self._shared.segments.note(self._shared.node, reclaimed.segment)
 
-    def still_known(self, removed: Collection[TrajectoryID]) -> Collection[TrajectoryID]:
+    def find_still_known(self, removed: Collection[TrajectoryID]) -> Collection[TrajectoryID]:
         there = {one.id for one in self.catalog.trajectories()} if removed else set()
         return there.intersection(removed)

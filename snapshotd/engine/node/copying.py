@@ -41,7 +41,7 @@ def needed_by(catalog: Catalog, snapshot: Snapshot) -> tuple[list[Trajectory], l
         names = {name for each in own for name in named_by(each)} | {trajectory.began, trajectory.forked_from}
         elsewhere = catalog.get_snapshots(name for name in names if name is not None and name not in found)
         waiting += [each for each in elsewhere.values() if each.trajectory != one.trajectory]
-    ends = [cut_off(trajectories[one], last[one].id, found) for one in trajectories]
+    ends = [trajectory_at(trajectories[one], last[one].id, found) for one in trajectories]
     return ends, list(_in_order(found))
 
 
@@ -50,7 +50,7 @@ def named_by(snapshot: Snapshot) -> list[SnapshotID]:
     return [one for one in (snapshot.parent, snapshot.follows, snapshot.base) if one is not None]
 
 
-def cut_off(trajectory: Trajectory, head: SnapshotID, known: Mapping[SnapshotID, object]) -> Trajectory:
+def trajectory_at(trajectory: Trajectory, head: SnapshotID, known: Mapping[SnapshotID, object]) -> Trajectory:
     """A trajectory as it was when `head` was its head. The place where its program began is left out if it is not known."""
     began = trajectory.began if trajectory.began in known else None
     return replace(trajectory, head=head, began=began)

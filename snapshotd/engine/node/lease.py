@@ -172,7 +172,7 @@ class LeaseKeeper:
             raise Unavailable(f"node {self.facts.node} has no lease yet: try again when the fleet's database answers")
         return held.epoch
 
-    def watched_out(self, node: NodeID) -> Sighting | None:
+    def find_expired(self, node: NodeID) -> Sighting | None:
         """The sighting of a node that has not renewed for a whole lease, by this node's clock; None: it has, or was not
         watched for so long."""
         seen = self._seen.get(node)
@@ -250,7 +250,7 @@ class LeaseKeeper:
         except NotFound:
             return self.fleet.register(node, self.facts.host, 0)
         self._seen[node] = watch_node(row, self._seen.get(node), now_ns())
-        return self.fleet.register(node, self.facts.host, row.epoch, seen=self.watched_out(node))
+        return self.fleet.register(node, self.facts.host, row.epoch, seen=self.find_expired(node))
 
     # -- freezing ------------------------------------------------------------------------------------------------------
 
@@ -258,7 +258,7 @@ class LeaseKeeper:
         state = self._state
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: state.answered or self._closing.is_set(), self._left_s())
+                self._changed.wait_for(lambda: state.answered or self._closing.is_set(), self._time_left_s())
                 if self._closing.is_set():
                     return
                 answered, state.answered = state.answered, False
@@ -270,7 +270,7 @@ class LeaseKeeper:
                 count = self._freezer.freeze()
                 _log.error("the lease of node %s is over: %d sandboxes stand still", self.facts.node, count)
 
-    def _left_s(self) -> float | None:
+    def _time_left_s(self) -> float | None:
         """Until everything has to stand still; None: it does."""
         state = self._state
         return None if state.held is None or state.frozen else max(0, state.held.freeze_at_ns - now_ns()) / SECOND_NS

@@ -20,7 +20,7 @@ class PublishedMarks:
         self._catalog = catalog
         self._known: dict[TrajectoryID, int] = {}
 
-    def published(self, trajectory: TrajectoryID) -> int:
+    def published_seq(self, trajectory: TrajectoryID) -> int:
         """The `seq` up to which a trajectory's own snapshots are published; -1: none is."""
         known = self._known.get(trajectory)
         if known is None:
@@ -29,11 +29,11 @@ class PublishedMarks:
 
     def is_published(self, snapshot: Snapshot) -> bool:
         """True if other nodes can read it."""
-        return snapshot.seq <= self.published(snapshot.trajectory)
+        return snapshot.seq <= self.published_seq(snapshot.trajectory)
 
     def set_published(self, trajectory: TrajectoryID, seq: int) -> None:
         """A trajectory's snapshots are published up to this one."""
-        if self.published(trajectory) != seq:
+        if self.published_seq(trajectory) != seq:
             self._catalog.set_meta(_PUBLISHED + trajectory, str(seq))
             self._known[trajectory] = seq
 
@@ -56,7 +56,7 @@ class PublishedMarks:
         if tags != self.told_tags():
             self._catalog.set_meta(_TAGS, json.dumps(tags))
 
-    def unpublished(self, trajectory: TrajectoryID) -> list[Snapshot]:
+    def find_unpublished(self, trajectory: TrajectoryID) -> list[Snapshot]:
         """A trajectory's own snapshots that are not published, oldest first. [] when it was removed."""
         count = self.count_unpublished(trajectory)
         return self._catalog.snapshots(trajectory, count) if count else []
@@ -67,7 +67,7 @@ class PublishedMarks:
             head = self._catalog.get_snapshot(self._catalog.get_trajectory(trajectory).head)
             if head.trajectory != trajectory:
                 return 0  # a fork at its beginning
-            published = self.published(trajectory)
+            published = self.published_seq(trajectory)
             return head.seq - published if published >= 0 else self._catalog.count_snapshots(trajectory)
         except NotFound:
             return 0

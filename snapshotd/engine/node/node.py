@@ -13,8 +13,9 @@ from typing import Any
 
 from snapshotd.api.stats import NodeStats
 from snapshotd.engine.context import Context
-from snapshotd.engine.node.base import Publisher, Takeover
+from snapshotd.engine.node.base import Publisher
 from snapshotd.engine.node.rights import NodeParts, NodeRights
+from snapshotd.engine.node.takeover import NodeTakeover
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.errors import NotFound, SnapshotdError
 from snapshotd.fleet.base import OwnedTrajectory, Taken
@@ -40,7 +41,7 @@ class FleetNode:
         rights: NodeRights,
         sessions: Sessions,
         publisher: Publisher,
-        takeover: Takeover,
+        takeover: NodeTakeover,
         starting: Callable[[], int],
     ) -> None:
         """`starting`: the number of sandboxes that are being launched."""
@@ -150,7 +151,7 @@ class FleetNode:
                 return
             if self._sessions.find(row.trajectory) is not None:
                 continue
-            side = self._takeover.branch_off(row) if self._takeover.unpublished(row.trajectory) else None
+            side = self._takeover.branch_off(row) if self._takeover.count_unpublished(row.trajectory) else None
             self._settled.add(row)
             if side is not None:
                 _log.warning(
@@ -162,7 +163,7 @@ class FleetNode:
     # -- what this node takes over -------------------------------------------------------------------------------------
 
     def _take_over(self, row: OwnedTrajectory, taken: Taken) -> None:
-        if self._takeover.unpublished(row.trajectory):
+        if self._takeover.count_unpublished(row.trajectory):
             self._takeover.branch_off(row)
         self._takeover.bring(row.trajectory)
         self._takeover.intend(taken)

@@ -46,7 +46,7 @@ class NodePins:
 
     def hold(self, snapshot: Snapshot) -> None:
         """Before a snapshot is used. NotFound: the fleet has removed it."""
-        if not self._foreign([snapshot]):
+        if not self._choose_foreign([snapshot]):
             return
         try:
             with self._lock:
@@ -60,7 +60,7 @@ class NodePins:
         if time.monotonic() < self._look_at:
             return
         with self._lock:  # a use that begins meanwhile waits, and finds what is left
-            used = self._used()
+            used = self._find_used()
             for snapshot in used:
                 try:
                     self._pin(snapshot)
@@ -80,14 +80,14 @@ class NodePins:
         self._shared.collection.pin(self._shared.node, [snapshot], PIN_S * SECOND_NS)
         self._held[snapshot] = until
 
-    def _used(self) -> set[SnapshotID]:
+    def _find_used(self) -> set[SnapshotID]:
         with self._context.pins.frozen() as read:
             ids = read | self._stood_on()
-        new = (one for one in self._catalog.trajectories() if self._marks.published(one.id) < 0)
+        new = (one for one in self._catalog.trajectories() if self._marks.published_seq(one.id) < 0)
         ids.update(one.forked_from for one in new if one.forked_from is not None)
-        return {one.id for one in self._foreign(self._catalog.get_snapshots(ids).values())}
+        return {one.id for one in self._choose_foreign(self._catalog.get_snapshots(ids).values())}
 
-    def _foreign(self, snapshots: Iterable[Snapshot]) -> list[Snapshot]:
+    def _choose_foreign(self, snapshots: Iterable[Snapshot]) -> list[Snapshot]:
         """Choose the ones whose files another node may give up."""
         claimed = self._claims.claims()
         return [

@@ -23,14 +23,15 @@ from dataclasses import replace
 from snapshotd.engine.context import Context
 from snapshotd.engine.node.base import Publisher
 from snapshotd.engine.node.choosing import PublishedPart, PublishList
-from snapshotd.engine.node.copying import cut_off, roots_of, rows_of
+from snapshotd.engine.node.copying import roots_of, rows_of, trajectory_at
 from snapshotd.engine.node.marks import PublishedMarks
 from snapshotd.engine.node.shared import Claims, SharedHistory
 from snapshotd.engine.node.tags import PublishedTags, TagChanges
-from snapshotd.engine.storage.archiver import Archiver, ToldOfPeers
+from snapshotd.engine.storage.archiver import Archiver
 from snapshotd.errors import Conflict, InternalError, NotFound, SnapshotdError, Unavailable
 from snapshotd.failpoints import hit
 from snapshotd.fleet.base import Claim
+from snapshotd.repo.base import Peers
 from snapshotd.types import (
     CallID,
     Image,
@@ -75,7 +76,7 @@ class NodePublisher(Publisher):
         self._changed = threading.Condition()
         self._list = PublishList(context.catalog, shared, claims, marks)
         self._tags = PublishedTags(context.catalog, shared.catalog, marks)
-        self._peers: ToldOfPeers | None = None
+        self._peers: Peers | None = None
         self._due = True
         self._segment: int | None = None
         """This node's last segment that the database has been told of; None: the marks have to be compared with the database."""
@@ -137,10 +138,10 @@ class NodePublisher(Publisher):
     def publish(self, trajectory: TrajectoryID, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         self._store_all()
-        last = max((one.seq for one in self._marks.unpublished(trajectory)), default=-1)
+        last = max((one.seq for one in self._marks.find_unpublished(trajectory)), default=-1)
         self._list.add(trajectory)
         self.hear_of_stored()
-        while self._marks.published(trajectory) < last:
+        while self._marks.published_seq(trajectory) < last:
             self._claims.claim(trajectory)
             with self._changed:
                 seen = self._rounds
@@ -191,10 +192,10 @@ class NodePublisher(Publisher):
                 if self._closed:
                     return
                 self._due = False
-            due_at = time.monotonic() + self._round()
+            due_at = time.monotonic() + self._run_round()
             merged_at = time.monotonic()
 
-    def _round(self) -> float:
+    def _run_round(self) -> float:
         """Publish what there is, and merge. Returns the time to wait before the next try."""
         failure: SnapshotdError | None = None
         try:
@@ -236,7 +237,7 @@ class NodePublisher(Publisher):
             tags = self._tags.changes({one.id for part in parts for one in part.snapshots})
             if not parts and not changed and not tags.any:
                 return False
-            images = self._images(parts)
+            images = self._find_images(parts)
             stored_ns = self._shared.coordination.clock_ns() if parts else 0
             segment = self._put_segment(parts, images)
             lost = self._commit(parts, changed, tags, images, segment, stored_ns)
@@ -296,13 +297,13 @@ class NodePublisher(Publisher):
                 for row in rows_of(self._catalog, part.snapshots):
                     snapshot = row.snapshot
                     calls = [entry.id for entry in row.entries if entry.side_effect is SideEffect.IRREVERSIBLE]
-                    intended = self._intended(calls)
+                    intended = self._find_intents(calls)
                     with shared.coordination.publishing(
                         part.claim, head, snapshot.id, intended, stored_ns=stored_ns
                     ) as new:
                         if new:
                             needed = [images[snapshot.stack.image]] if snapshot.stack.image in images else []
-                            line = cut_off(trajectory, snapshot.id, self._known_beginning(trajectory, snapshot))
+                            line = trajectory_at(trajectory, snapshot.id, self._find_beginning(trajectory, snapshot))
                             shared.catalog.others.add_missing(needed, [line], [row])
                     head = snapshot.id
                 self._write_facts(trajectory)
@@ -324,11 +325,11 @@ class NodePublisher(Publisher):
             self._catalog.compensations.of_trajectory(trajectory.id),
         )
 
-    def _intended(self, calls: Sequence[CallID]) -> Collection[CallID]:
+    def _find_intents(self, calls: Sequence[CallID]) -> Collection[CallID]:
         """Choose the irreversible calls of a snapshot that the fleet knows of."""
-        return self._shared.coordination.known_intents(calls) if calls else ()
+        return self._shared.coordination.find_recorded(calls) if calls else ()
 
-    def _known_beginning(self, trajectory: Trajectory, snapshot: Snapshot) -> dict[SnapshotID, object]:
+    def _find_beginning(self, trajectory: Trajectory, snapshot: Snapshot) -> dict[SnapshotID, object]:
         """The snapshot where a trajectory's program began, if it is published with or before this one."""
         if trajectory.began is None:
             return {}
@@ -338,14 +339,14 @@ class NodePublisher(Publisher):
 
     # -- what is to be published ---------------------------------------------------------------------------------------
 
-    def _images(self, parts: Sequence[PublishedPart]) -> dict[ImageID, Image]:
+    def _find_images(self, parts: Sequence[PublishedPart]) -> dict[ImageID, Image]:
         needed = {part.trajectory.spec.image for part in parts}
         needed |= {snapshot.stack.image for part in parts for snapshot in part.snapshots}
         return {image.id: image for image in self._context.images.list() if image.id in needed}
 
     def _give_back(self, why: Conflict) -> None:
         """The fleet has collected what unpublished snapshots build upon: they are stored again from their layers."""
-        again = [one.id for one in self._list.unpublished() if one.state is SnapshotState.STORED]
+        again = [one.id for one in self._list.find_unpublished() if one.state is SnapshotState.STORED]
         _log.error("%s", why.message)
         self._catalog.set_state(again, SnapshotState.CAPTURED)
         self._archive_again()

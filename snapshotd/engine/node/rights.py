@@ -69,7 +69,6 @@ class NodeRights(Ownership):
     # -- the engine's questions ----------------------------------------------------------------------------------------
 
     def hold(self, members: Members) -> Members:
-        """See `Ownership`."""
         return self.lease.hold(members)
 
     def add_new(self, trajectories: Iterable[TrajectoryID]) -> None:
@@ -79,11 +78,9 @@ class NodeRights(Ownership):
         self.lease.hurry()
 
     def check_lease(self) -> None:
-        """See `Ownership`."""
         self.lease.check()
 
     def check_start(self) -> None:
-        """See `Ownership`."""
         self.lease.check()
         if self.lease.draining:
             raise self._drains()
@@ -125,17 +122,14 @@ class NodeRights(Ownership):
             self._incomplete.update(trajectories)
 
     def record_intent(self, trajectory: TrajectoryID, entry: JournalEntry) -> None:
-        """See `Ownership`."""
         self.lease.check()
         said = {"name": entry.name, "arguments": entry.arguments, "key": entry.key}
         self.lease.fleet.record_intent(self.claim(trajectory), entry.id, json.dumps(said))
 
     def confirm_intent(self, call: CallID) -> None:
-        """See `Ownership`."""
         self.lease.check()
 
     def decide_intents(self, decided: Mapping[CallID, bool]) -> None:
-        """See `Ownership`."""
         for call, happened in decided.items():
             try:
                 self.lease.fleet.decide_intent(call, happened=happened)
@@ -143,7 +137,6 @@ class NodeRights(Ownership):
                 _log.info("the fleet has nothing to decide: %s", exc.message)
 
     def catch_up(self) -> bool:
-        """See `Ownership`."""
         if self._parts is None:
             return False
         with self._catching_up:
@@ -289,7 +282,7 @@ class NodeRights(Ownership):
         if self.lease.draining:
             raise self._drains()
         own = row.node in (None, self.lease.facts.node)
-        seen = None if row.node is None else self.lease.watched_out(row.node)
+        seen = None if row.node is None else self.lease.find_expired(row.node)
         if not own and seen is None:
             raise self._refusal(row)
         with self._lock:

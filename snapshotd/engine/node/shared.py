@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from snapshotd.catalog.base import Catalog
-from snapshotd.engine.storage.archiver import ToldOfPeers
 from snapshotd.fleet.base import Claim, NodeID, OwnedTrajectory
 from snapshotd.fleet.collection import Collection
 from snapshotd.fleet.coordination import PostgresCoordination
 from snapshotd.fleet.repository import PublishedSegments
+from snapshotd.repo.base import Peers
 from snapshotd.types import TrajectoryID
 
 
@@ -53,6 +53,6 @@ class SharedHistory:
     collection: Collection
     together: Callable[[], AbstractContextManager[None]]
 
-    def peers(self) -> ToldOfPeers:
+    def peers(self) -> Peers:
         """The nodes and their last segments now. Unavailable."""
-        return ToldOfPeers(self.segments.numbers(), self.segments.oldest_pin_s())
+        return Peers(self.segments.numbers(), self.segments.oldest_pin_s())

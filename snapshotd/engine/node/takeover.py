@@ -26,7 +26,6 @@ from snapshotd.catalog.base import OtherCatalogs
 from snapshotd.engine.context import Context
 from snapshotd.engine.history.effects import compensated_call
 from snapshotd.engine.journal.replay import PROMOTED, origin_of
-from snapshotd.engine.node.base import Takeover
 from snapshotd.engine.node.copying import needed_by, rows_of
 from snapshotd.engine.node.marks import PublishedMarks
 from snapshotd.engine.node.shared import Claims, SharedHistory
@@ -54,8 +53,8 @@ REFRESH_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class NodeTakeover(Takeover, OtherCatalogs):
-    """See the module's text, and `node/base.py`."""
+class NodeTakeover(OtherCatalogs):
+    """See the module's text. Thread-safe."""
 
     def __init__(
         self,
@@ -79,7 +78,6 @@ class NodeTakeover(Takeover, OtherCatalogs):
     # -- names ---------------------------------------------------------------------------------------------------------
 
     def find(self, wanted: Literal["snapshot", "trajectory"], ref: str) -> bool:
-        """See `OtherCatalogs`."""
         catalog = self._shared.catalog
         try:
             is_line = wanted == "trajectory"
@@ -130,11 +128,13 @@ class NodeTakeover(Takeover, OtherCatalogs):
     # -- bringing ------------------------------------------------------------------------------------------------------
 
     def bring(self, trajectory: TrajectoryID) -> None:
+        """Make this node's catalog have a trajectory with all that is published of it, its head being the published one.
+        Idempotent. NotFound, Unavailable."""
         catalog = self._shared.catalog
         try:
             head = catalog.get_snapshot(catalog.get_trajectory(trajectory).head)
         except NotFound:
-            if self._marks.published(trajectory) < 0:
+            if self._marks.published_seq(trajectory) < 0:
                 raise NotFound(
                     f"nothing of trajectory {short(trajectory)} was published before its node ended, so it cannot go on here: "
                     "start it again from what it was forked from"
@@ -170,7 +170,7 @@ class NodeTakeover(Takeover, OtherCatalogs):
             for one in snapshots:
                 seqs[one.trajectory] = max(one.seq, seqs.get(one.trajectory, -1))
             for line in others:
-                self._marks.set_published(line.id, max(seqs[line.id], self._marks.published(line.id)))
+                self._marks.set_published(line.id, max(seqs[line.id], self._marks.published_seq(line.id)))
                 self._marks.set_foreign(line.id, foreign=True)
 
     def _is_own(self, trajectory: TrajectoryID) -> bool:
@@ -207,15 +207,19 @@ class NodeTakeover(Takeover, OtherCatalogs):
     # -- what another node took over -----------------------------------------------------------------------------------
 
     def is_incomplete(self, trajectory: TrajectoryID) -> bool:
+        """True for another node's trajectory that was shown here and that `bring` has not completed."""
         return self._marks.is_foreign(trajectory)
 
-    def unpublished(self, trajectory: TrajectoryID) -> int:
+    def count_unpublished(self, trajectory: TrajectoryID) -> int:
+        """The number of its snapshots in this node's catalog that are not published."""
         return self._marks.count_unpublished(trajectory)
 
     def branch_off(self, row: OwnedTrajectory) -> Claim | None:
+        """Make a side branch of this node's unpublished snapshots of a trajectory that was taken over; None: it has none.
+        Its trajectory has its published head afterwards. Idempotent, also after a crash."""
         trajectory = row.trajectory
         self._catch_up(row)
-        left = self._marks.unpublished(trajectory)
+        left = self._marks.find_unpublished(trajectory)
         if not left:
             return None
         side = TrajectoryID(hashlib.blake2s(f"side branch {trajectory} {left[0].id}".encode()).hexdigest()[:32])
@@ -227,12 +231,14 @@ class NodeTakeover(Takeover, OtherCatalogs):
 
     def _catch_up(self, row: OwnedTrajectory) -> None:
         """A crash may have left what is published not noted."""
-        for one in reversed(self._marks.unpublished(row.trajectory)):
-            if self._shared.coordination.published([one.id]):
+        for one in reversed(self._marks.find_unpublished(row.trajectory)):
+            if self._shared.coordination.find_published([one.id]):
                 self._marks.set_published(row.trajectory, one.seq)
                 return
 
     def intend(self, taken: Taken) -> None:
+        """Write the calls that may have happened, and that no published snapshot has, into this node's journal, so that
+        `resume` asks about them."""
         # a call that has happened, as a person or a side branch said, may be one that this line lacks: what it gave was lost
         # with a node
         doubted = (IntentState.UNDECIDED, IntentState.HAPPENED)

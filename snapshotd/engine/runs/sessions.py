@@ -33,7 +33,7 @@ from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.places import Places
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
-from snapshotd.engine.storage.cold import Cold, gone
+from snapshotd.engine.storage.cold import Cold, gone_error
 from snapshotd.errors import Conflict, OutOfSpace, SnapshotdError, UsageError
 from snapshotd.types import (
     FOLDER,
@@ -106,7 +106,7 @@ class Sessions:
     ) -> tuple[Sandbox, HandlerSlot]:
         """A sandbox that is not registered yet: the caller either adopts or ends it. `head`: as `Launcher.launch`."""
         if snapshot.state is SnapshotState.LOST:
-            raise gone(snapshot)
+            raise gone_error(snapshot)
         sandbox, calls = self._launcher.launch(trajectory, snapshot, head)
         with self._lock:
             self._launched = [*(one for one in self._launched if not one.closed), sandbox]

@@ -12,7 +12,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.markers import is_marker
 from snapshotd.engine.sandbox.root import Captured, frozen
 from snapshotd.engine.sandbox.sandbox import Sandbox
-from snapshotd.engine.storage.cold import gone
+from snapshotd.engine.storage.cold import gone_error
 from snapshotd.engine.storage.look import open_view
 from snapshotd.errors import DataLoss, NotFound, OutOfSpace, SandboxFailed
 from snapshotd.types import DURING, SNAPSHOT_NOW, Snapshot, SnapshotState, Stack, short
@@ -49,7 +49,7 @@ class Places:
         else file by file. Waits until no command of a client owns it. If a retention policy gave the snapshot's files
         up, the sandbox keeps its present ones. SandboxFailed, DataLoss, NotFound."""
         if snapshot.state is SnapshotState.LOST:
-            raise gone(snapshot)
+            raise gone_error(snapshot)
         if snapshot.state is SnapshotState.PRUNED:
             _log.warning(
                 "the files of snapshot %s were pruned: %s is not switched to them", snapshot.id, sandbox.trajectory.id

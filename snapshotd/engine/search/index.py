@@ -223,7 +223,7 @@ class Excerpts:
     def close(self) -> None:
         self._db.close()
 
-    def cut(self, text: str) -> tuple[str, tuple[tuple[int, int], ...]]:
+    def make_excerpt(self, text: str) -> tuple[str, tuple[tuple[int, int], ...]]:
         """The excerpt, and where in it the matches are. Empty if there is none."""
         self._db.write("DELETE FROM one")
         self._db.write("INSERT INTO one (rowid, text) VALUES (1, ?)", (text,))
@@ -231,10 +231,10 @@ class Excerpts:
             "SELECT snippet(one, 0, ?, ?, '…', ?) FROM one WHERE one MATCH ?",
             (_BEGIN, _END, _CONTEXT_TOKENS, self._query),
         )
-        return ("", ()) if row is None else _unmarked(row[0])
+        return ("", ()) if row is None else _split_marks(row[0])
 
 
-def _unmarked(marked: str) -> tuple[str, tuple[tuple[int, int], ...]]:
+def _split_marks(marked: str) -> tuple[str, tuple[tuple[int, int], ...]]:
     plain, matches = "", []
     for number, piece in enumerate(marked.split(_BEGIN)):
         match, _, after = piece.partition(_END) if number else ("", "", piece)

@@ -69,7 +69,7 @@ class FindService:
         try:
             snapshot = self._catalog.get_snapshot(found.snapshot)
             name = self._catalog.get_trajectory(snapshot.trajectory).name
-            excerpt, matches = excerpts.cut(text_of(self._context, snapshot, found.kind, found.part))
+            excerpt, matches = excerpts.make_excerpt(text_of(self._context, snapshot, found.kind, found.part))
         except NotFound:
             return None
         return HitInfo(

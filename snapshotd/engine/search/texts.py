@@ -61,20 +61,20 @@ def text_of(context: Context, snapshot: Snapshot, kind: str, part: str) -> str:
 
 def _arguments(snapshot: Snapshot) -> Text:
     call = snapshot.call
-    return _cut("argument", _plain(call.name), "\n".join([call.name, *_strings(call.arguments)]))
+    return _text_of_record("argument", _clean(call.name), "\n".join([call.name, *_strings(call.arguments)]))
 
 
 def _messages(context: Context, snapshot: Snapshot) -> Iterator[Text]:
     own = context.catalog.own_messages(snapshot.id)
     for number, message in enumerate(own, snapshot.messages - len(own)):
         turns.give_way()
-        yield _cut("message", str(number), "\n".join([message.role, *_strings(message.content)]))
+        yield _text_of_record("message", str(number), "\n".join([message.role, *_strings(message.content)]))
 
 
 def _output(context: Context, snapshot: Snapshot, part: str) -> Text | None:
     if part == "error":
         error = snapshot.call.error
-        return None if error is None else _cut("output", part, error)
+        return None if error is None else _text_of_record("output", part, error)
     try:
         pieces = context.recorded_output(snapshot, cast(OutputKind, part))
         if pieces is None:
@@ -84,7 +84,7 @@ def _output(context: Context, snapshot: Snapshot, part: str) -> Text | None:
         return None
     cut = size > len(head) + len(tail)
     between = "\n…\n" if cut else ""
-    return Text("output", part, _plain(head.decode(errors="replace") + between + tail.decode(errors="replace")), cut)
+    return Text("output", part, _clean(head.decode(errors="replace") + between + tail.decode(errors="replace")), cut)
 
 
 def _ends(pieces: Iterable[bytes]) -> tuple[bytes, bytes, int]:
@@ -108,11 +108,11 @@ def _ends(pieces: Iterable[bytes]) -> tuple[bytes, bytes, int]:
     return bytes(head), b"".join(tail)[-_TAIL_BYTES:], size
 
 
-def _cut(kind: str, part: str, text: str) -> Text:
-    return Text(kind, part, _plain(text[:TEXT_BYTES]), len(text) > TEXT_BYTES)
+def _text_of_record(kind: str, part: str, text: str) -> Text:
+    return Text(kind, part, _clean(text[:TEXT_BYTES]), len(text) > TEXT_BYTES)
 
 
-def _plain(text: str) -> str:
+def _clean(text: str) -> str:
     """Text without what a terminal obeys, what is not seen, and what has no words."""
     return _NO_WORDS.sub(" ", _CONTROLS.sub(" ", _ESCAPES.sub("", text)))
 

@@ -38,7 +38,7 @@ class FleetService:
             home = coordination.owner(snapshot.trajectory).node
         except NotFound:  # it was made a moment ago
             home = None
-        return FleetSnapshotInfo(home or "", bool(coordination.published([snapshot.id])))
+        return FleetSnapshotInfo(home or "", bool(coordination.find_published([snapshot.id])))
 
     def drain_node(self, node: str, *, draining: bool = True) -> None:
         """Let no new sandboxes begin on a node, and have it hand over its trajectories; or end that. NotFound."""

@@ -226,7 +226,7 @@ class RunService:
             self._context, self._sessions, self._background.submit, trajectory, name, if_changed=if_changed
         )
         if name is not None:
-            self._archive.tags_changed()
+            self._archive.save_tags_soon()
         return taken
 
     def network(self, ref: str) -> NetworkInfo:

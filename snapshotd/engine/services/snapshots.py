@@ -118,9 +118,9 @@ class SnapshotService:
     def tag(self, ref: str, name: str, *, move: bool) -> SnapshotID:
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as snapshot:
             self._catalog.tag(snapshot.id, name, move=move, request=present())
-        self._archive.tags_changed()
+        self._archive.save_tags_soon()
         return snapshot.id
 
     def untag(self, name: str) -> None:
         self._catalog.untag(name)
-        self._archive.tags_changed()
+        self._archive.save_tags_soon()

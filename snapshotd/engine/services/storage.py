@@ -119,7 +119,7 @@ class StorageService:
         )
         self._archive.kick()
         if self._catalog.tags():
-            self._archive.tags_changed()
+            self._archive.save_tags_soon()
         return imported
 
     def mount(self, directory: Path, namespace_pid: int) -> None:

@@ -90,13 +90,13 @@ class Archive:
             self._backlog += 1
             self._soon()
 
-    def layer_came_back(self) -> None:
+    def evict_soon(self) -> None:
         """Evict the layers beyond the budget with the next batch, or soon."""
         with self._changed:
             self._soon()
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Inside the block nothing is between the repository and the catalog: every object there is either referred to
         or garbage."""
         with self._storing:
@@ -110,7 +110,7 @@ class Archive:
             self._due_at = time.monotonic()
             self._changed.notify_all()
 
-    def tags_changed(self) -> None:
+    def save_tags_soon(self) -> None:
         """The tags go into the repository, too, with the next batch or soon."""
         with self._changed:
             self._tags_changed = True
@@ -217,7 +217,7 @@ class Archive:
         except OSError as exc:
             failure = InternalError(f"snapshots cannot be stored: {exc}")
         if failure is not None and not self._proof.missing:
-            failure = self._layers_failed() or failure
+            failure = self._check_layers() or failure
         with self._changed:
             self.failure, self._rounds = failure, self._rounds + 1
             if failure is None:
@@ -236,7 +236,7 @@ class Archive:
             except (SnapshotdError, OSError) as exc:
                 _log.error("layers cannot be evicted: %s", exc)  # the next batch tries again
 
-    def _layers_failed(self) -> SnapshotdError | None:
+    def _check_layers(self) -> SnapshotdError | None:
         """Nothing could be stored. If a write to the layers failed, meanwhile or before, no snapshot that is not stored
         is what was acknowledged for certain: they are lost from now on. The error to tell; None: the layers are good."""
         try:
@@ -291,7 +291,7 @@ class _Batches:
         if self._context.config.fleet:
             return
         catalog = self._context.catalog
-        record = self.archiver.record(records.encode_tags(catalog.tags(), time.time_ns()), None)
+        record = self.archiver.archive_record(records.encode_tags(catalog.tags(), time.time_ns()), None)
         self.archiver.flush()
         catalog.set_meta(TAGS_RECORD, record)
 
@@ -310,7 +310,7 @@ class _Batches:
             for snapshot_id in ids:
                 if cut_off():
                     break
-                self._one(snapshot_id, done, images)
+                self._store_one(snapshot_id, done, images)
             self.archiver.flush()
             self._context.store.proof.prove(layer for item in done.values() for layer in item.snapshot.stack.layers)
         except BaseException:
@@ -328,10 +328,10 @@ class _Batches:
         self._context.secrecy.vault.flush()  # the records hold markers
         catalog.flush()
         hit("engine.archive.stored")
-        self._count(done)
+        self._count_files(done)
         self._empty_spool(done)
 
-    def _one(self, snapshot_id: SnapshotID, done: dict[SnapshotID, _Done], images: dict[ImageID, TreeID]) -> None:
+    def _store_one(self, snapshot_id: SnapshotID, done: dict[SnapshotID, _Done], images: dict[ImageID, TreeID]) -> None:
         context = self._context
         try:
             snapshot = context.catalog.get_snapshot(snapshot_id)
@@ -344,8 +344,8 @@ class _Batches:
         below = image.tree or images.get(image.id)
         try:
             if below is None:
-                below = images[image.id] = self.archiver.image(image.id)
-            archived = self._tree(snapshot, below, done)
+                below = images[image.id] = self.archiver.archive_image(image.id)
+            archived = self._archive_tree(snapshot, below, done)
         except OutOfSpace:
             raise
         except SnapshotdError as exc:
@@ -358,7 +358,7 @@ class _Batches:
             data = records.encode_from(context.catalog, stored, replace(image, tree=below))
         except NotFound:
             return  # removed meanwhile
-        record = self.archiver.record(data, self._records.get(trajectory.id))
+        record = self.archiver.archive_record(data, self._records.get(trajectory.id))
         if len(self._records) > _REMEMBERED_RECORDS:
             self._records.clear()
         self._records[trajectory.id] = record
@@ -386,31 +386,33 @@ class _Batches:
         self.stuck[snapshot_id] = why
         self._stuck_until = time.monotonic() + _STUCK_S
 
-    def _tree(self, snapshot: Snapshot, image: TreeID, done: dict[SnapshotID, _Done]) -> ArchivedTree:
+    def _archive_tree(self, snapshot: Snapshot, image: TreeID, done: dict[SnapshotID, _Done]) -> ArchivedTree:
         """Its own layers on its base's tree; if the base has no tree (any more), all layers on the image's."""
         outputs = snapshot.call.outputs
         if snapshot.base is None:
-            return self.archiver.tree(tuple(reversed(snapshot.stack.layers)), image, outputs)
-        earlier = done.get(snapshot.base) or self._current(snapshot.base)
+            return self.archiver.archive_tree(tuple(reversed(snapshot.stack.layers)), image, outputs)
+        earlier = done.get(snapshot.base) or self._find_snapshot(snapshot.base)
         base = earlier.tree if earlier is not None else None
         if base is not None:
             try:
-                return self.archiver.tree(tuple(reversed(snapshot.stack.layers[: snapshot.own_layers])), base, outputs)
+                return self.archiver.archive_tree(
+                    tuple(reversed(snapshot.stack.layers[: snapshot.own_layers])), base, outputs
+                )
             except (NotFound, DataLoss) as exc:
                 _log.warning("snapshot %s is archived from all its layers: %s", snapshot.id, exc.message)
-        return self.archiver.tree(tuple(reversed(snapshot.stack.layers)), image, outputs)
+        return self.archiver.archive_tree(tuple(reversed(snapshot.stack.layers)), image, outputs)
 
-    def _count(self, done: dict[SnapshotID, _Done]) -> None:
+    def _count_files(self, done: dict[SnapshotID, _Done]) -> None:
         """Count changed files of snapshots that could not be counted in their layers (a cold sandbox's)."""
         for item in done.values():
-            current = self._current(item.snapshot.id)
+            current = self._find_snapshot(item.snapshot.id)
             if current is None or current.files is not None or current.parent is None:
                 continue
-            parent = self._current(current.parent)
+            parent = self._find_snapshot(current.parent)
             if parent is not None and parent.tree is not None:
                 self._context.catalog.set_files(current.id, self.archiver.count(parent.tree, item.tree))
 
-    def _current(self, snapshot_id: SnapshotID) -> Snapshot | None:
+    def _find_snapshot(self, snapshot_id: SnapshotID) -> Snapshot | None:
         try:
             return self._context.catalog.get_snapshot(snapshot_id)
         except NotFound:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from snapshotd.layers.store import LayerStore
 from snapshotd.repo.base import (
     CheckResult,
     Maintenance,
+    Peers,
     Reclaimed,
     RepairResult,
     Repository,
@@ -42,15 +43,6 @@ class ArchivedTree:
     tree: TreeID
     layer_bytes: tuple[int, ...]
     warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ToldOfPeers:
-    """The nodes of a fleet, as the archive process is told of them: the number of each one's last index segment, and the time at
-    which the oldest reader began (None: there is none)."""
-
-    segments: Mapping[str, int]
-    oldest_pin_s: float | None = None
 
 
 class Archiver:
@@ -75,17 +67,17 @@ class Archiver:
     def pid(self) -> int | None:
         return self._child.pid
 
-    def image(self, image: ImageID) -> TreeID:
+    def archive_image(self, image: ImageID) -> TreeID:
         """Archive an image's root."""
         return TreeID(self._archive({"op": "image", "image": image})["tree"])
 
-    def tree(self, layers: Sequence[LayerID], parent: TreeID, outputs: Sequence[BlobID]) -> ArchivedTree:
+    def archive_tree(self, layers: Sequence[LayerID], parent: TreeID, outputs: Sequence[BlobID]) -> ArchivedTree:
         """Archive the tree that `layers` (oldest first) make of `parent`, and outputs from the spool. NotFound: a layer
         is gone."""
         answer = self._archive({"op": "tree", "layers": list(layers), "parent": parent, "outputs": list(outputs)})
         return ArchivedTree(TreeID(answer["tree"]), tuple(answer["bytes"]), tuple(answer["warnings"]))
 
-    def record(self, data: bytes, previous: RecordID | None) -> RecordID:
+    def archive_record(self, data: bytes, previous: RecordID | None) -> RecordID:
         """Archive a record."""
         encoded = base64.b64encode(data).decode()
         return RecordID(self._archive({"op": "record", "data": encoded, "previous": previous})["record"])
@@ -111,14 +103,14 @@ class Archiver:
         grace_s: float,
         dry_run: bool,
         progress: Progress,
-        peers: ToldOfPeers | None = None,
+        peers: Peers | None = None,
     ) -> Reclaimed:
         """Collect the objects that `roots` do not reach (dry run: only count them). Packs that the index does not know
         stay if one has the record of a snapshot that is not `known`, of a trajectory that was not `removed`. `peers`: of a
         fleet."""
         request = {
             "op": "prune",
-            "roots": _roots_json(roots),
+            "roots": _describe(roots),
             "known": known,
             "removed": list(removed),
             "now": time.time(),
@@ -130,20 +122,21 @@ class Archiver:
     def check(self, roots: Roots, *, read_data: bool, progress: Progress) -> CheckResult:
         """Verify the repository and everything that `roots` reach."""
         return CheckResult.from_json(
-            self._child.ask({"op": "check", "roots": _roots_json(roots), "read_data": read_data}, progress)
+            self._child.ask({"op": "check", "roots": _describe(roots), "read_data": read_data}, progress)
         )
 
     def repair(self, progress: Progress) -> RepairResult:
         """Rebuild the damaged parts of the repository itself."""
-        return RepairResult.from_json(self._child.ask({"op": "repair"}, progress))
+        answer = self._child.ask({"op": "repair"}, progress)
+        return RepairResult(tuple(answer["actions"]), tuple(answer["gone"]))
 
-    def publish(self, roots: Roots, peers: ToldOfPeers) -> int:
+    def publish(self, roots: Roots, peers: Peers) -> int:
         """In a fleet: let the other nodes know what is stored. `roots`: what is to be readable there. See
         `SharedMaintenance.publish`."""
-        request = {"op": "publish", "roots": _roots_json(roots), "peers": asdict(peers), "now": time.time()}
+        request = {"op": "publish", "roots": _describe(roots), "peers": asdict(peers), "now": time.time()}
         return int(self._child.ask(request)["segment"])
 
-    def merge(self, peers: ToldOfPeers, *, ahead: bool = False) -> None:
+    def merge(self, peers: Peers, *, ahead: bool = False) -> None:
         """In a fleet: take over what the other nodes have stored. `ahead`: see `SharedMaintenance.merge`."""
         self._child.ask({"op": "merge", "peers": asdict(peers), "ahead": ahead})
 
@@ -162,20 +155,8 @@ def count_between(repository: Repository, before: TreeID, after: TreeID) -> File
         return diff.count(diff.diff(old, new))
 
 
-def _roots_json(roots: Roots) -> dict[str, Any]:
-    return {
-        "trees": list(roots.trees.items()),
-        "contents": list(roots.contents.items()),
-        "records": list(roots.records.items()),
-    }
-
-
-def _roots(value: dict[str, Any]) -> Roots:
-    return Roots(
-        {TreeID(key): owner for key, owner in value["trees"]},
-        {BlobID(key): owner for key, owner in value["contents"]},
-        {RecordID(key): owner for key, owner in value["records"]},
-    )
+def _describe(roots: Roots) -> dict[str, Any]:
+    return {"trees": dict(roots.trees), "contents": dict(roots.contents), "records": dict(roots.records)}
 
 
 _ARCHIVING = ("image", "tree", "record")
@@ -275,7 +256,7 @@ class ArchiverService:
 
         return asdict(
             self._maintenance.collect(
-                _roots(request["roots"]),
+                Roots(**request["roots"]),
                 grace_s=request["grace_s"],
                 now=request["now"],
                 dry_run=request["dry_run"],
@@ -286,34 +267,29 @@ class ArchiverService:
 
     def _do_check(self, request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         return self._maintenance.check(
-            _roots(request["roots"]), read_data=request["read_data"], progress=progress
+            Roots(**request["roots"]), read_data=request["read_data"], progress=progress
         ).to_json()
 
     def _do_repair(self, _: dict[str, Any], progress: Progress) -> dict[str, Any]:
-        return self._maintenance.repair(progress).to_json()
+        return asdict(self._maintenance.repair(progress))
 
 
 class SharedArchiverService(ArchiverService):
     """The child's end in a daemon that is a node of a fleet."""
 
-    def __init__(
-        self,
-        maintenance: SharedMaintenance,
-        store: LayerStore,
-        spool: Spool,
-        tell: Callable[[Mapping[str, int], float | None], object],
-    ) -> None:
-        """`tell`: what is known of the nodes from now on."""
+    def __init__(self, maintenance: SharedMaintenance, store: LayerStore, spool: Spool, peers: Peers) -> None:
+        """`peers`: changed by each request that tells of the nodes."""
         super().__init__(maintenance, store, spool)
-        self._shared, self._tell = maintenance, tell
+        self._shared, self._peers = maintenance, peers
 
     def __call__(self, request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         if "peers" in request:
-            self._tell(request["peers"]["segments"], request["peers"]["oldest_pin_s"])
+            self._peers.segments = request["peers"]["segments"]
+            self._peers.oldest_pin_s = request["peers"]["oldest_pin_s"]
         return super().__call__(request, progress)
 
     def _do_publish(self, request: dict[str, Any], _: Progress) -> dict[str, Any]:
-        return {"segment": self._shared.publish(_roots(request["roots"]), now=request["now"])}
+        return {"segment": self._shared.publish(Roots(**request["roots"]), now=request["now"])}
 
     def _do_merge(self, request: dict[str, Any], _: Progress) -> dict[str, Any]:
         self._shared.merge(ahead=request["ahead"])

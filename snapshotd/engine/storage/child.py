@@ -156,7 +156,7 @@ def _requests() -> Iterator[bytes]:
         yield line
 
 
-def opened(open_handler: Callable[[], Serve]) -> Serve:
+def open_lazily(open_handler: Callable[[], Serve]) -> Serve:
     """A handler that is opened for the first request, and again for the next one if that fails: so the failure is an answer."""
     made: list[Serve] = []
 

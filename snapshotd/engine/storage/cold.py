@@ -103,8 +103,8 @@ class Cold:
         if snapshot.tree is None:
             snapshot = self._wait_until_stored(snapshot)
         if snapshot.tree is None:
-            raise gone(snapshot)
-        return self._cold(snapshot, snapshot.tree)
+            raise gone_error(snapshot)
+        return self._stack_of_cold(snapshot, snapshot.tree)
 
     def _wait_until_stored(self, snapshot: Snapshot) -> Snapshot:
         """A snapshot as it is now. It may have been stored, and its layers evicted, since the caller read it. Or it was
@@ -168,7 +168,7 @@ class Cold:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _cold(self, snapshot: Snapshot, tree: TreeID) -> Stack:
+    def _stack_of_cold(self, snapshot: Snapshot, tree: TreeID) -> Stack:
         image = self._context.image(snapshot.stack.image)
         if image is None or image.tree is None:
             raise DataLoss(
@@ -203,11 +203,11 @@ class Cold:
         store.expect(rebuilt.layer, lambda shift: self._open(rebuilt, tree, below, shift))
         store.hold([rebuilt.layer])
         rebuilt.written = self._writers.submit(self._write, rebuilt.layer, bool(rebuilt.shifts), tree, below)
-        rebuilt.written.add_done_callback(lambda written: self._report(tree, written))
+        rebuilt.written.add_done_callback(lambda written: self._log_failure(tree, written))
         self._rebuilt[image, tree] = rebuilt
         return rebuilt
 
-    def _report(self, tree: TreeID, written: Future[None]) -> None:
+    def _log_failure(self, tree: TreeID, written: Future[None]) -> None:
         failure = written.exception()
         if failure is not None and not self._closing.is_set():
             _log.error("the layer of tree %s cannot be written: %s", tree, failure)
@@ -275,7 +275,7 @@ class Cold:
             raise InternalError(f"a layer cannot be written: {exc}; check the disk") from exc
 
 
-def gone(snapshot: Snapshot) -> SnapshotdError:
+def gone_error(snapshot: Snapshot) -> SnapshotdError:
     """The error that tells why a snapshot has no files (any more)."""
     if snapshot.state is SnapshotState.PRUNED:
         return NotFound(

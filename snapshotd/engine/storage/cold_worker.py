@@ -4,6 +4,7 @@ folders."""
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from typing import Any
 
 from snapshotd.engine.storage.child import Progress
@@ -12,7 +13,6 @@ from snapshotd.kernel.rootless import owner_outside
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.base import Repository
 from snapshotd.trees import materialise
-from snapshotd.trees.base import RestoreReport
 from snapshotd.trees.difference import DifferenceView
 from snapshotd.trees.stored_view import StoredView
 from snapshotd.types import LayerID, TreeID
@@ -30,28 +30,19 @@ class ColdService:
             with DifferenceView(self._repository, tree, TreeID(request["below"])) as layer:
                 fd = self._store.read_upper(LayerID(request["layer"]))
                 try:
-                    return _answer(materialise.materialise(layer, b"", fd, whiteouts=True, marks=self._store.marks))
+                    return asdict(materialise.materialise(layer, b"", fd, whiteouts=True, marks=self._store.marks))
                 finally:
                     os.close(fd)
         if request["op"] == "image":
             with StoredView(self._repository, tree) as view:
                 fd = os.open(request["target"], files.DIR_FLAGS)
                 try:
-                    return _answer(materialise.materialise(view, b"", fd, marks=self._store.marks))
+                    return asdict(materialise.materialise(view, b"", fd, marks=self._store.marks))
                 finally:
                     os.close(fd)
         with StoredView(self._repository, tree) as view:
             fd = os.open(request["target"], files.DIR_FLAGS & ~os.O_NOFOLLOW)  # a descriptor of the daemon's
             try:
-                return _answer(materialise.materialise(view, bytes.fromhex(request["path"]), fd, owner=owner_outside()))
+                return asdict(materialise.materialise(view, bytes.fromhex(request["path"]), fd, owner=owner_outside()))
             finally:
                 os.close(fd)
-
-
-def _answer(report: RestoreReport) -> dict[str, Any]:
-    return {
-        "files": report.files,
-        "directories": report.directories,
-        "bytes": report.bytes,
-        "warnings": list(report.warnings),
-    }

@@ -34,9 +34,27 @@ class Disposal:
         self._context, self._merger, self._cold = context, merger, cold
 
     def evict(self) -> int:
-        """Bring the layers within their budget. Returns the bytes given up."""
-        freed = evict(self._context, self._merger, budget_bytes(self._context))
+        """Evict until the layers take somewhat less than their budget, or nothing more may go. Returns the bytes given up.
+        Costs nothing while they fit; else some system calls for each layer, which is why it makes room for a while."""
+        budget = budget_bytes(self._context)
+        excess = self._context.store.sizes.total() - budget
+        if excess <= 0:
+            return 0
+        excess += int(budget * ROOM_SHARE)
+        sizes = self._context.store.sizes.read()
+        needed = _find_needed(self._context)
+        freed = 0
+        for layer in sorted(sizes, key=lambda item: sizes[item][1]):
+            if freed >= excess:
+                break
+            if layer in needed or self._context.store.is_held(layer):
+                continue
+            self._merger.forget([layer])
+            if self._context.store.evict(layer):
+                freed += sizes[layer][0]
         if freed:
+            self._context.store.sweep(lambda: referenced_layers(self._context))
+            _log.info("evicted layers of %d bytes; their snapshots are in the repository", freed)
             self._cold.prepare()
         return freed
 
@@ -73,31 +91,7 @@ def budget_bytes(context: Context) -> int:
     return int(st.f_blocks * st.f_frsize * BUDGET_SHARE)
 
 
-def evict(context: Context, merger: Merger, budget: int) -> int:
-    """Evict until the layers take somewhat less than `budget` bytes, or nothing more may go. Returns the bytes given
-    up. Costs nothing while they fit; else some system calls for each layer, which is why it makes room for a while."""
-    excess = context.store.sizes.total() - budget
-    if excess <= 0:
-        return 0
-    excess += int(budget * ROOM_SHARE)
-    sizes = context.store.sizes.read()
-    needed = _needed(context)
-    freed = 0
-    for layer in sorted(sizes, key=lambda item: sizes[item][1]):
-        if freed >= excess:
-            break
-        if layer in needed or context.store.is_held(layer):
-            continue
-        merger.forget([layer])
-        if context.store.evict(layer):
-            freed += sizes[layer][0]
-    if freed:
-        context.store.sweep(lambda: referenced_layers(context))
-        _log.info("evicted layers of %d bytes; their snapshots are in the repository", freed)
-    return freed
-
-
-def _needed(context: Context) -> set[LayerID]:
+def _find_needed(context: Context) -> set[LayerID]:
     needed = set(cached_layers(context).values())
     for snapshot_id in context.catalog.unstored():
         needed.update(context.catalog.get_snapshot(snapshot_id).stack.layers)

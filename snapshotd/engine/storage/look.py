@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from snapshotd.engine.context import Context
-from snapshotd.engine.storage.cold import gone
+from snapshotd.engine.storage.cold import gone_error
 from snapshotd.errors import NO_ROOM, NotFound, UsageError
 from snapshotd.kernel import files, turns
 from snapshotd.kernel.namespaces import as_seen_by
@@ -26,15 +26,15 @@ _PIECE_BYTES = 1 << 20
 
 def open_view(context: Context, snapshot: Snapshot) -> View:
     """A snapshot's tree: its layers while they are there, else from the repository. Raises the error that tells why it
-    has none (`cold.gone`)."""
-    return _in_layers(context, snapshot, snapshot.stack) or _stored(context, snapshot)
+    has none (`cold.gone_error`)."""
+    return _open_in_layers(context, snapshot, snapshot.stack) or _open_stored(context, snapshot)
 
 
-def _in_layers(context: Context, snapshot: Snapshot, stack: Stack) -> View | None:
+def _open_in_layers(context: Context, snapshot: Snapshot, stack: Stack) -> View | None:
     """The snapshot through `stack`; None where a layer is not there, and the repository has to do. DataLoss: it is
     lost, or its layers may have other bytes than were written. Unsupported: they cannot be reached."""
     if snapshot.state is SnapshotState.LOST:
-        raise gone(snapshot)
+        raise gone_error(snapshot)
     if snapshot.state is SnapshotState.CAPTURED:
         context.store.proof.prove(stack.layers)
     elif context.store.proof.failed:
@@ -50,11 +50,11 @@ def _in_layers(context: Context, snapshot: Snapshot, stack: Stack) -> View | Non
     return None
 
 
-def _stored(context: Context, snapshot: Snapshot) -> View:
+def _open_stored(context: Context, snapshot: Snapshot) -> View:
     snapshot, unpin = context.pins.pin(snapshot.id)
     try:
         if snapshot.tree is None:
-            raise gone(snapshot)
+            raise gone_error(snapshot)
         return StoredView(context.repo, snapshot.tree, closed=unpin)
     except BaseException:
         unpin()
@@ -83,14 +83,14 @@ def open_pair(context: Context, first: Snapshot, second: Snapshot) -> tuple[View
         with ExitStack() as opened:
             views = []
             for snapshot, stack in zip((first, second), stacks, strict=True):
-                view = _in_layers(context, snapshot, stack)
+                view = _open_in_layers(context, snapshot, stack)
                 if view is None:
                     break
                 views.append(opened.enter_context(view))
             else:
                 opened.pop_all()
                 return views[0], views[1]
-    open_one = _stored if first.tree is not None and second.tree is not None else open_view
+    open_one = _open_stored if first.tree is not None and second.tree is not None else open_view
     before = open_one(context, first)
     try:
         return before, open_one(context, second)
@@ -192,7 +192,7 @@ def restore(context: Context, ref: str, to: Path, path: bytes, namespace_pid: in
     with files.closing_fd(parent):
         check_host_folder(context, parent, to)
         is_there = _check_empty(parent, to)
-        with open_view(context, snapshot) if snapshot.tree is None else _stored(context, snapshot) as view:
+        with open_view(context, snapshot) if snapshot.tree is None else _open_stored(context, snapshot) as view:
             _check_directory(view, relative, f"snapshot {short(snapshot.id)}")
             staging = b".%b.snapshotd-%b" % (os.fsencode(to.name)[:_STAGING_NAME_BYTES], snapshot.id[:8].encode())
             with _making(to):

@@ -66,28 +66,25 @@ class Merger:
     def work(self, stack: Stack) -> bool:
         """Merge one run of this stack if it has one to merge. True if something was merged. One thread at a time."""
         with self._working:
-            return self._work(stack)
-
-    def _work(self, stack: Stack) -> bool:
-        run = self._plan(self._swap(stack).layers)
-        if run is None:
-            return False
-        if any(self._store.lazy(layer) for layer in run) or not self._store.hold(run):
-            return False
-        target = self._store.create()
-        try:
-            size = self._worker.merge(run, target)
-            self._store.drop_work(target)
-            self._remember(run, target)
-        except (SnapshotdError, OSError):
-            self._store.remove(target)  # out of space: the unmerged stack serves as well
-            return False
-        finally:
-            self._store.release(run)
-        # Last: what has a size may be evicted at once, and is forgotten here before it goes.
-        with contextlib.suppress(OSError):  # without one it stays until the daemon ends
-            self._store.sizes.note(target, size)
-        return True
+            run = self._plan(self._swap(stack).layers)
+            if run is None:
+                return False
+            if any(self._store.lazy(layer) for layer in run) or not self._store.hold(run):
+                return False
+            target = self._store.create()
+            try:
+                size = self._worker.merge(run, target)
+                self._store.drop_work(target)
+                self._remember(run, target)
+            except (SnapshotdError, OSError):
+                self._store.remove(target)  # out of space: the unmerged stack serves as well
+                return False
+            finally:
+                self._store.release(run)
+            # Last: what has a size may be evicted at once, and is forgotten here before it goes.
+            with contextlib.suppress(OSError):  # without one it stays until the daemon ends
+                self._store.sizes.note(target, size)
+            return True
 
     def _remember(self, run: tuple[LayerID, ...], target: LayerID) -> None:
         with self._lock:

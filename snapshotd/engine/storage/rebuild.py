@@ -88,8 +88,8 @@ def rebuild(
         raise Conflict("the catalog cannot be rebuilt because it holds trajectories: move it away first")
     read = _Read(records)
     line_up = _LineUp(read)
-    rows, lost = _rows(line_up, read, has_tree)
-    lines, unnamed = _lines(line_up, read, {name for row in rows for name in row.snapshot.tags})
+    rows, lost = _make_rows(line_up, read, has_tree)
+    lines, unnamed = _make_lines(line_up, read, {name for row in rows for name in row.snapshot.tags})
     here = {image.id for image in catalog.images.list()}
     images = [
         replace(image, tree=image.tree if image.tree and has_tree(image.tree) else None)
@@ -107,7 +107,7 @@ def rebuild(
         len(rows),
         len(read.tags) - len(dropped),
         tuple(sorted(read.unreadable)),
-        line_up.left_out(),
+        line_up.list_left_out(),
         tuple(lost),
         tuple(unnamed),
         tuple(dropped),
@@ -193,7 +193,7 @@ class _LineUp:
         while ready:
             snapshot_id = heapq.heappop(ready)[2]
             record = read.snapshots[snapshot_id][1]
-            reason = self._misfit(record)
+            reason = self._find_misfit(record)
             if reason is not None:
                 self._refused[snapshot_id] = reason
                 continue
@@ -204,7 +204,7 @@ class _LineUp:
                 if _needs(child) <= self.placed.keys():
                     _push(ready, child)
 
-    def _misfit(self, record: Record) -> str | None:
+    def _find_misfit(self, record: Record) -> str | None:
         """Reason why a snapshot does not continue its parent and the snapshot that it follows, which are placed; None
         if it does."""
         snapshot = record.snapshot
@@ -226,7 +226,7 @@ class _LineUp:
             return f"its conversation does not continue that of {short(snapshot.continues or '')}"
         return None if fits else "it does not continue what it names as its parent"
 
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def list_left_out(self) -> tuple[LeftOut, ...]:
         found = []
         for record_id, record in self._read.snapshots.values():
             one = record.snapshot
@@ -251,7 +251,7 @@ def _push(ready: list[tuple[int, int, SnapshotID]], snapshot: Snapshot) -> None:
     heapq.heappush(ready, (snapshot.created_at_ns, snapshot.seq, snapshot.id))
 
 
-def _rows(
+def _make_rows(
     line_up: _LineUp, read: _Read, has_tree: Callable[[TreeID], bool]
 ) -> tuple[list[SnapshotRow], list[SnapshotID]]:
     tags: dict[SnapshotID, list[str]] = {}
@@ -276,7 +276,9 @@ def _rows(
     return rows, lost
 
 
-def _lines(line_up: _LineUp, read: _Read, taken: set[str]) -> tuple[list[Trajectory], list[tuple[TrajectoryID, str]]]:
+def _make_lines(
+    line_up: _LineUp, read: _Read, taken: set[str]
+) -> tuple[list[Trajectory], list[tuple[TrajectoryID, str]]]:
     heads: dict[TrajectoryID, SnapshotID] = {}
     for snapshot_id, record in line_up.placed.items():
         heads[record.snapshot.trajectory] = snapshot_id  # the last one stays

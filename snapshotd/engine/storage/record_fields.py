@@ -68,15 +68,13 @@ class Fields:
         return None if self.value(name) is None else self.text(name, pattern)
 
     def integer(self, name: str, least: int = 0) -> int:
-        return self._integer(name, self.value(name), least)
-
-    def integer_or_none(self, name: str, least: int = 0) -> int | None:
-        return None if self.value(name) is None else self.integer(name, least)
-
-    def _integer(self, name: str, value: Any, least: int) -> int:
+        value = self.value(name)
         if type(value) is not int or not least <= value <= MAX_INTEGER:
             raise ValueError(f"{self._where}.{name} is not an integer of {least} or more")
         return value
+
+    def integer_or_none(self, name: str, least: int = 0) -> int | None:
+        return None if self.value(name) is None else self.integer(name, least)
 
     def number(self, name: str) -> float:
         """A finite number of at least zero, as it is written (1 stays an integer)."""

@@ -1,6 +1,6 @@
 """Retention: the rules of `Policy` as pure functions. They decide which snapshots keep their files, and why.
 
-    protected(catalog, running)                      snapshots that stay under any policy
+    find_protected(catalog, running)                      snapshots that stay under any policy
     plan(snapshots, policy, protected=..., now_ns=)  every snapshot with keep or drop, and the reason in words
     trim(decisions, sizes, max_bytes)                drops the oldest that only rules keep, until the repository fits
 
@@ -52,7 +52,7 @@ class RetentionDecision:
 # -- what must stay ----------------------------------------------------------------------------------------------------
 
 
-def protected(catalog: Catalog, running: set[SnapshotID]) -> dict[SnapshotID, str]:
+def find_protected(catalog: Catalog, running: set[SnapshotID]) -> dict[SnapshotID, str]:
     """Every snapshot that must keep its files, with the reason in words: heads, tagged ones, the first of each
     trajectory, the origins of forks, the begins of trajectories' programs (a resume starts there again), the snapshots
     of pending approvals, the base of every captured snapshot (the archive needs its tree), and `running`, the snapshots
@@ -105,12 +105,12 @@ def plan(
     kept: dict[SnapshotID, str] = {}
     for own in lines.values():
         newest = sorted((item for item in own if item.state in _HOLDS_FILES), key=lambda item: item.seq, reverse=True)
-        kept.update(_kept_by_rules(newest, policy, now_ns))
-    unmet = _unmet(policy)
+        kept.update(_apply_rules(newest, policy, now_ns))
+    unmet = _describe_unmet(policy)
     return [_decide(item, protected, kept, unmet) for item in snapshots]
 
 
-def _kept_by_rules(newest: Sequence[Snapshot], policy: Policy, now_ns: int) -> dict[SnapshotID, str]:
+def _apply_rules(newest: Sequence[Snapshot], policy: Policy, now_ns: int) -> dict[SnapshotID, str]:
     """The snapshots of one trajectory that the rules keep, newest first, each with the first rule that keeps it."""
     if not _has_rules(policy):
         return dict.fromkeys((item.id for item in newest), "no rule is set")
@@ -150,7 +150,7 @@ def _decide(
     return RetentionDecision(item, keep=False, reason=unmet)
 
 
-def _unmet(policy: Policy) -> str:
+def _describe_unmet(policy: Policy) -> str:
     """Reason why no rule keeps a snapshot, in words."""
     parts = []
     if policy.keep_last is not None:

@@ -20,12 +20,12 @@ from snapshotd.engine.base import ProgressSink
 from snapshotd.engine.context import Context
 from snapshotd.engine.storage import records, retention
 from snapshotd.engine.storage.archive_queue import TAGS_RECORD, Archive
-from snapshotd.engine.storage.archiver import Archiver, ToldOfPeers
+from snapshotd.engine.storage.archiver import Archiver
 from snapshotd.engine.storage.cold import Cold
 from snapshotd.engine.storage.retention import RetentionDecision
 from snapshotd.errors import DataLoss, NotFound, Unsupported
 from snapshotd.failpoints import hit
-from snapshotd.repo.base import CheckResult, Reclaimed, Roots
+from snapshotd.repo.base import CheckResult, Peers, Reclaimed, Roots
 from snapshotd.terms import number_of
 from snapshotd.types import (
     BlobID,
@@ -53,7 +53,7 @@ class PruneScope:
     def refresh(self) -> None:
         """Bring what is here of other nodes up to what they have given up and removed."""
 
-    def own(self, trajectories: Iterable[Trajectory]) -> Iterable[Trajectory]:
+    def choose_own(self, trajectories: Iterable[Trajectory]) -> Iterable[Trajectory]:
         """Choose the ones whose snapshots this daemon may give up."""
         return trajectories
 
@@ -62,7 +62,7 @@ class PruneScope:
         """Around all that a prune changes. Conflict: another node prunes; Unavailable."""
         yield
 
-    def unneeded(self, snapshots: Sequence[SnapshotID]) -> Collection[SnapshotID]:
+    def choose_unneeded(self, snapshots: Sequence[SnapshotID]) -> Collection[SnapshotID]:
         """Choose the ones of `snapshots` that no other node needs."""
         return snapshots
 
@@ -74,14 +74,14 @@ class PruneScope:
         """References that `catalog` does not have."""
         return Roots({}, {}, {})
 
-    def peers(self) -> ToldOfPeers | None:
+    def peers(self) -> Peers | None:
         """The other nodes, as the archive process is to know them. Asked for when `catalog` has been read."""
         return None
 
     def tell(self, reclaimed: Reclaimed) -> None:
         """Let the other nodes know where things are now. Unavailable: they find out by themselves."""
 
-    def still_known(self, removed: Collection[TrajectoryID]) -> Collection[TrajectoryID]:
+    def find_still_known(self, removed: Collection[TrajectoryID]) -> Collection[TrajectoryID]:
         """Choose the ones of `removed` that other nodes have."""
         return ()
 
@@ -144,29 +144,27 @@ class Upkeep:
         self, without: Iterable[SnapshotID], grace_s: float, progress: ProgressSink, *, dry_run: bool
     ) -> Reclaimed:
         catalog, scope = self._context.catalog, self._scope
-        with (
-            self._archive.paused()
-        ):  # data that are in the repository but not in the catalog yet would count as garbage
-            removed = self._removed()
-            roots = self._roots(scope.catalog, without).joined(scope.more_roots())
+        with self._archive.pause():  # data that are in the repository but not in the catalog yet would count as garbage
+            removed = self._find_removed()
+            roots = self._find_roots(scope.catalog, without).join(scope.more_roots())
             peers = scope.peers()  # after the roots: the index has to know all that they need, of every node
             reclaimed = self._archiver.prune(
-                roots, self._known(), removed, grace_s=grace_s, dry_run=dry_run, progress=progress, peers=peers
+                roots, self._find_known(), removed, grace_s=grace_s, dry_run=dry_run, progress=progress, peers=peers
             )
             if not dry_run:
                 scope.tell(reclaimed)
             if not dry_run and not reclaimed.packs_unknown:
-                catalog.forget_removed(removed.difference(scope.still_known(removed)))
+                catalog.forget_removed(removed.difference(scope.find_still_known(removed)))
         return reclaimed
 
     def _decide(
         self, policy: Policy | None, only: Callable[[Trajectory], bool] | None, progress: ProgressSink
     ) -> list[RetentionDecision]:
         with self._pins.frozen() as pinned:
-            protected = retention.protected(self._context.catalog, self._running() | pinned)
+            protected = retention.find_protected(self._context.catalog, self._running() | pinned)
         decisions: list[RetentionDecision] = []
         now = time.time_ns()
-        for trajectory in self._scope.own(filter(only, self._context.catalog.trajectories())):
+        for trajectory in self._scope.choose_own(filter(only, self._context.catalog.trajectories())):
             rules = policy or retention.get_policy(self._context.catalog, trajectory.id)
             own = self._context.catalog.snapshots(trajectory.id)
             decisions += retention.plan(own, rules, protected=protected, now_ns=now)
@@ -179,23 +177,14 @@ class Upkeep:
             # Without grace: data too young to go now go with the next prune, and count as gone here.
             return self._collect(without, 0, progress, dry_run=True).packs_bytes
 
-        return self._keep_needed(retention.trim(decisions, size, limit), self._scope.unneeded)
-
-    @staticmethod
-    def _keep_needed(
-        decisions: list[RetentionDecision], let_go: Callable[[Sequence[SnapshotID]], Collection[SnapshotID]]
-    ) -> list[RetentionDecision]:
-        """Keep what other nodes need. `let_go`: returns what may go."""
-        gone = set(let_go([d.snapshot.id for d in decisions if not d.keep]))
-        why = "another node needs it, or it is not published yet"
-        return [d if d.keep or d.snapshot.id in gone else replace(d, keep=True, reason=why) for d in decisions]
+        return _keep_needed(retention.trim(decisions, size, limit), self._scope.choose_unneeded)
 
     def _record(self, decisions: list[RetentionDecision]) -> list[RetentionDecision]:
         """Make the decisions true in the catalog. Snapshots that came into use since then stay after all."""
         catalog = self._context.catalog
-        decisions = self._keep_needed(decisions, self._scope.give_up)
+        decisions = _keep_needed(decisions, self._scope.give_up)
         with self._pins.frozen() as pinned:
-            protected = retention.protected(catalog, self._running() | pinned)
+            protected = retention.find_protected(catalog, self._running() | pinned)
             decisions = [replace(d, keep=d.keep or d.snapshot.id in protected) for d in decisions]
             catalog.set_pruned([d.snapshot.id for d in decisions if not d.keep])
             catalog.flush()
@@ -204,7 +193,7 @@ class Upkeep:
 
     # -- what must stay ------------------------------------------------------------------------------------------------
 
-    def _roots(self, catalog: Catalog, without: Iterable[SnapshotID] = (), *, readers: bool = True) -> Roots:
+    def _find_roots(self, catalog: Catalog, without: Iterable[SnapshotID] = (), *, readers: bool = True) -> Roots:
         """Everything a catalog refers to, and the trees in use by readers unless `readers` is false; `without` the
         files of some snapshots."""
         left_out = set(without)
@@ -225,14 +214,14 @@ class Upkeep:
             records[RecordID(tags)] = ""
         return Roots(trees, contents, records)
 
-    def _known(self) -> list[SnapshotID]:
+    def _find_known(self) -> list[SnapshotID]:
         """The snapshots that no pack could bring back: the catalog has their files, or has given them up."""
         catalogs = {id(each): each for each in (self._context.catalog, self._scope.catalog)}
         return [
             one.id for each in catalogs.values() for one in each.all_snapshots() if one.state is not SnapshotState.LOST
         ]
 
-    def _removed(self) -> set[TrajectoryID]:
+    def _find_removed(self) -> set[TrajectoryID]:
         """Trajectories that a pack could bring back against the user's will. One that was imported again is none."""
         catalog = self._context.catalog
         return catalog.removed_trajectories().difference(one.id for one in catalog.trajectories())
@@ -243,11 +232,11 @@ class Upkeep:
         """See `StorageService.check`."""
         self._scope.refresh()
         with self._one_at_a_time:
-            with self._archive.paused():
+            with self._archive.pause():
                 # Without readers: a failed start from a snapshot that is lost by now is one, and nothing could repair
                 # its tree.
                 result = self._archiver.check(
-                    self._roots(self._context.catalog, readers=False), read_data=read_data, progress=progress
+                    self._find_roots(self._context.catalog, readers=False), read_data=read_data, progress=progress
                 )
             report = self._report(result)
         remedy = "`snapshotd daemon --rebuild-catalog` makes it again from the stored snapshots"
@@ -270,10 +259,14 @@ class Upkeep:
             for f in result.faults
         )
         return CheckInfo(
-            result.objects, result.packs, result.bytes_read, damages, tuple(self._damaged(result, snapshots.values()))
+            result.objects,
+            result.packs,
+            result.bytes_read,
+            damages,
+            tuple(self._find_damaged(result, snapshots.values())),
         )
 
-    def _damaged(self, result: CheckResult, snapshots: Iterable[Snapshot]) -> list[SnapshotID]:
+    def _find_damaged(self, result: CheckResult, snapshots: Iterable[Snapshot]) -> list[SnapshotID]:
         """All snapshots whose files or outputs are damaged: several can share one tree or output, and the check names
         only one owner."""
         owners = set(result.owners)
@@ -288,7 +281,7 @@ class Upkeep:
     def repair(self, progress: ProgressSink) -> RepairInfo:
         """See `StorageService.repair`."""
         with self._one_at_a_time:
-            with self._archive.paused():
+            with self._archive.pause():
                 sizes = self._output_sizes()
                 given_up = _give_up_spooled(self._context)
                 try:
@@ -301,8 +294,8 @@ class Upkeep:
                     return RepairInfo(tuple(given_up), ())
                 actions = [*given_up, *repaired.actions]
                 progress("checking every byte")
-                bad = self._unreadable(progress)
-                actions += self._images_again(bad)
+                bad = self._find_unreadable(progress)
+                actions += self._store_images_again(bad)
                 dropped = _give_up_outputs(self._context, bad, sizes)
                 actions += dropped
             self._archive.retry()
@@ -322,35 +315,35 @@ class Upkeep:
                 actions += [
                     f"snapshot {short(s.id)} was marked as lost: a part of it is damaged and nowhere else" for s in lost
                 ]
-            with self._archive.paused():
-                actions += self._records_again(bad)
+            with self._archive.pause():
+                actions += self._write_records_again(bad)
             if repaired.gone and (lost or dropped):  # else nothing needed them, or the layers still had them
                 actions.append(f"{number_of(len(repaired.gone), 'object')} cannot be brought back")
             self._context.catalog.flush()
             return RepairInfo(tuple(actions), tuple(s.id for s in lost))
 
-    def _unreadable(self, progress: ProgressSink) -> set[str]:
+    def _find_unreadable(self, progress: ProgressSink) -> set[str]:
         """The ids of all trees, contents and records that the catalog needs and that cannot be read in full."""
-        roots = self._roots(self._context.catalog, readers=False)
+        roots = self._find_roots(self._context.catalog, readers=False)
         own_names = Roots({t: t for t in roots.trees}, {c: c for c in roots.contents}, {r: r for r in roots.records})
         return set(self._archiver.check(own_names, read_data=True, progress=progress).owners)
 
-    def _images_again(self, bad: set[str]) -> list[str]:
+    def _store_images_again(self, bad: set[str]) -> list[str]:
         damaged = [image for image in self._context.catalog.images.list() if image.tree in bad]
         for image in damaged:
-            self._archiver.image(image.id)
+            self._archiver.archive_image(image.id)
         self._archiver.flush()
         return [f"image {image.name or short(image.id)} was stored again from its directory" for image in damaged]
 
     def _output_sizes(self) -> dict[BlobID, int]:
         """Sizes of outputs, as far as the index knows them: a repair takes damaged outputs out of it."""
         sizes: dict[BlobID, int] = {}
-        for blob in self._roots(self._context.catalog, readers=False).contents:
+        for blob in self._find_roots(self._context.catalog, readers=False).contents:
             with suppress(DataLoss, NotFound):
                 sizes[blob] = self._context.repo.size_bytes(blob)
         return sizes
 
-    def _records_again(self, bad: set[str]) -> list[str]:
+    def _write_records_again(self, bad: set[str]) -> list[str]:
         """The catalog has everything that a record says."""
         catalog, done = self._context.catalog, []
         for snapshot in catalog.all_snapshots():
@@ -358,13 +351,15 @@ class Upkeep:
                 continue
             image = self._context.image(snapshot.stack.image)
             if image is not None:
-                done.append((snapshot, self._archiver.record(records.encode_from(catalog, snapshot, image), None)))
+                done.append(
+                    (snapshot, self._archiver.archive_record(records.encode_from(catalog, snapshot, image), None))
+                )
         self._archiver.flush()
         for snapshot, record in done:
             catalog.set_record(snapshot.id, record)
         if catalog.get_meta(TAGS_RECORD) in bad:
             catalog.set_meta(TAGS_RECORD, "")
-            self._archive.tags_changed()
+            self._archive.save_tags_soon()
         return [f"the record of snapshot {short(snapshot.id)} was written again" for snapshot, _ in done]
 
     # -- usage ---------------------------------------------------------------------------------------------------------
@@ -385,12 +380,21 @@ class Upkeep:
         )
 
 
+def _keep_needed(
+    decisions: list[RetentionDecision], let_go: Callable[[Sequence[SnapshotID]], Collection[SnapshotID]]
+) -> list[RetentionDecision]:
+    """Keep what other nodes need. `let_go`: returns what may go."""
+    gone = set(let_go([d.snapshot.id for d in decisions if not d.keep]))
+    why = "another node needs it, or it is not published yet"
+    return [d if d.keep or d.snapshot.id in gone else replace(d, keep=True, reason=why) for d in decisions]
+
+
 def _give_up_outputs(context: Context, bad: Collection[str], sizes: Mapping[BlobID, int]) -> list[str]:
     """Give up outputs in the repository. A damaged one must not take the files of its snapshot along. Returns what was done."""
     stored = [one for one in context.catalog.all_snapshots() if one.state is not SnapshotState.CAPTURED]
     gone = {BlobID(blob) for one in stored for blob in one.call.outputs if blob in bad}
     context.catalog.forget_outputs({blob: sizes.get(blob) for blob in gone})
-    return _told_of(stored, gone)
+    return _describe_given_up(stored, gone)
 
 
 def _give_up_spooled(context: Context) -> list[str]:
@@ -407,10 +411,10 @@ def _give_up_spooled(context: Context) -> list[str]:
                 gone[blob] = context.spool.size_bytes(blob)
     captured = context.catalog.get_snapshots(context.catalog.unstored()).values() if gone else ()
     context.catalog.forget_outputs(gone, spooled=True)
-    return _told_of(captured, gone.keys())
+    return _describe_given_up(captured, gone.keys())
 
 
-def _told_of(snapshots: Iterable[Snapshot], gone: Set[BlobID]) -> list[str]:
+def _describe_given_up(snapshots: Iterable[Snapshot], gone: Set[BlobID]) -> list[str]:
     return [
         f"an output of snapshot {short(one.id)} is damaged and was given up"
         for one in snapshots

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,6 @@ from snapshotd.layers.store import LayerStore
 from snapshotd.layers.view import open_stack
 from snapshotd.trees import diff
 from snapshotd.types import FileChanges, ImageID, LayerID, Stack
-
-
-def _stack_json(stack: Stack) -> dict[str, Any]:
-    return {"image": stack.image, "layers": list(stack.layers)}
 
 
 def _stack(value: dict[str, Any]) -> Stack:
@@ -37,7 +34,7 @@ class Worker:
 
     def count(self, before: Stack, after: Stack) -> FileChanges:
         """Number of files that differ. NotFound when a layer was removed meanwhile."""
-        answer = self._child.ask({"op": "count", "before": _stack_json(before), "after": _stack_json(after)})
+        answer = self._child.ask({"op": "count", "before": asdict(before), "after": asdict(after)})
         return FileChanges(**answer)
 
     def merge(self, layers: tuple[LayerID, ...], target: LayerID) -> int:
@@ -61,7 +58,7 @@ def _serve(store: LayerStore, request: dict[str, Any]) -> dict[str, Any]:
             open_stack(store, _stack(request["after"])) as after,
         ):
             changes = diff.count(diff.diff(before, after))
-        return {"added": changes.added, "changed": changes.changed, "deleted": changes.deleted, "bytes": changes.bytes}
+        return asdict(changes)
     if request["op"] == "links":
         fd = (
             store.read_image(ImageID(request["key"])) if request["image"] else store.read_upper(LayerID(request["key"]))

@@ -197,11 +197,11 @@ def line_of(catalog: Catalog, snapshot: Snapshot, *, whole: bool, since: Snapsho
             raise UsageError(
                 f"snapshot {short(since or '')} does not come before {short(snapshot.id)}; `snapshotd log` shows what does"
             )
-        followed = _followed(first, followed)
+        followed = _add_followed(first, followed)
         found.append(earlier)
         followed.discard(earlier.id)
     if since is not None:
-        followed = _not_before(catalog, since, _followed(found[-1], followed))
+        followed = _find_later(catalog, since, _add_followed(found[-1], followed))
     if followed:
         raise UsageError(
             f"snapshot {short(snapshot.id)} cannot be exported with what came before it, because its conversation went on from snapshot "
@@ -210,13 +210,13 @@ def line_of(catalog: Catalog, snapshot: Snapshot, *, whole: bool, since: Snapsho
     return found[::-1]
 
 
-def _followed(first: Snapshot, followed: set[SnapshotID]) -> set[SnapshotID]:
+def _add_followed(first: Snapshot, followed: set[SnapshotID]) -> set[SnapshotID]:
     """The snapshots that the bundle's snapshots follow and that must come before the first one, once the bundle begins
     earlier."""
     return followed if first.follows is None else {*followed, first.follows}
 
 
-def _not_before(catalog: Catalog, snapshot_id: SnapshotID, wanted: set[SnapshotID]) -> set[SnapshotID]:
+def _find_later(catalog: Catalog, snapshot_id: SnapshotID, wanted: set[SnapshotID]) -> set[SnapshotID]:
     """The members of `wanted` that are neither the snapshot nor one of its ancestors."""
     left = set(wanted)
     at: SnapshotID | None = snapshot_id

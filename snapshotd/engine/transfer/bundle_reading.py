@@ -107,7 +107,7 @@ class BundleReader:
         if self._take(TRAILER, 100) != expected.encode() + b"\n":
             raise UsageError("the bundle is damaged: its checksum does not match; copy it again")
         if self._member is not None:
-            raise UsageError(f"the bundle is malformed: {_shown(self._member.path)} comes after its end")
+            raise UsageError(f"the bundle is malformed: {_show_name(self._member.path)} comes after its end")
         if not self._tar.ended_by_marker or self._stream.read(BLOCK + 1) != bytes(BLOCK):
             raise UsageError("the bundle is malformed: it does not end where it must")
 
@@ -121,7 +121,7 @@ class BundleReader:
     def _advance(self) -> None:
         self._member = next(self._members, None)
         if self._member is not None and (self._member.kind is not MemberKind.FILE or self._member.extents is not None):
-            raise UsageError(f"the bundle is malformed: {_shown(self._member.path)} is not a plain file")
+            raise UsageError(f"the bundle is malformed: {_show_name(self._member.path)} is not a plain file")
 
     def _take(self, name: bytes, limit: int) -> bytes:
         """The present file, which must be called `name`, as a whole; then go on to the next."""
@@ -131,7 +131,7 @@ class BundleReader:
             raise UsageError(f"the bundle is cut off: {name.decode()} is missing; copy it again")
         if self._member.path != name:
             raise UsageError(
-                f"the bundle is malformed: {_shown(self._member.path)} stands where {name.decode()} must be"
+                f"the bundle is malformed: {_show_name(self._member.path)} stands where {name.decode()} must be"
             )
         if self._member.size > limit:
             raise LimitExceeded(
@@ -243,5 +243,5 @@ def _is_id(value: object) -> bool:
     return isinstance(value, str) and _ID.fullmatch(value) is not None
 
 
-def _shown(name: bytes) -> str:
+def _show_name(name: bytes) -> str:
     return ascii(name.decode("utf-8", "backslashreplace"))[:200]

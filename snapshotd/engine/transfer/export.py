@@ -55,11 +55,6 @@ def reference_of(snapshot: Snapshot, trajectory_name: str | None) -> str:
     return f"snapshotd/{name or short(snapshot.trajectory)}:{short(snapshot.id)}"
 
 
-def export_tar(view: View, write: Callable[[bytes], object]) -> tuple[str, ...]:
-    """Write the plain tree as a tar. Returns and raises as `write_tree`."""
-    return write_tree(view, write)
-
-
 def export_oci(view: View, facts: ImageFacts, write: Callable[[bytes], object], scratch: Path) -> tuple[str, ...]:
     """Write an image with the tree as its one layer. The layer is gathered in an unnamed temporary file in `scratch`
     first, because its size and digest come before it. Returns warnings and raises as `write_tree`; OutOfSpace

@@ -15,7 +15,7 @@ _ENV_LIMIT, _TEXT_LIMIT_BYTES = 1000, 128 << 10
 _USER_LIMIT_CHARS = 200
 
 
-def decoded(data: bytes) -> records.Record:
+def read_record(data: bytes) -> records.Record:
     """A record of a bundle. VersionMismatch."""
     try:
         return records.decode(data)
@@ -23,14 +23,14 @@ def decoded(data: bytes) -> records.Record:
         raise UsageError(f"the bundle is malformed: {exc.message.partition(': run ')[0]}") from exc
 
 
-def checked_text(text: str) -> str:
+def check_text(text: str) -> str:
     """An absolute path that a program can be started in."""
     if "\0" in text or len(text) > 4095 or not text.startswith("/") or not _is_unicode(text):
         raise UsageError("the bundle is malformed: a working directory in it is not an absolute path")
     return text
 
 
-def checked_env(env: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+def check_env(env: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
     """An environment that can be given to a program."""
     size = sum(len(name) + len(value) for name, value in env)
     if len(env) > _ENV_LIMIT or size > _TEXT_LIMIT_BYTES:
@@ -43,7 +43,7 @@ def checked_env(env: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]
     return env
 
 
-def checked_agent(agent: AgentSpec | None) -> AgentSpec | None:
+def check_agent(agent: AgentSpec | None) -> AgentSpec | None:
     """A program that could be run; an import does not run it."""
     if agent is None:
         return None
@@ -54,7 +54,7 @@ def checked_agent(agent: AgentSpec | None) -> AgentSpec | None:
         raise UsageError("the bundle is malformed: a command line in it cannot be run")
     if agent.user is not None and not (len(agent.user) <= _USER_LIMIT_CHARS and agent.user.isprintable()):
         raise UsageError("the bundle is malformed: a user in it cannot be one")
-    return replace(agent, cwd=checked_text(agent.cwd), env=checked_env(agent.env))
+    return replace(agent, cwd=check_text(agent.cwd), env=check_env(agent.env))
 
 
 def _is_unicode(text: str) -> bool:

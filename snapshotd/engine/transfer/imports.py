@@ -30,7 +30,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.secrecy import TENANT
 from snapshotd.engine.storage import records
 from snapshotd.engine.transfer.bundle_reading import BundleReader
-from snapshotd.engine.transfer.import_checks import checked_agent, checked_env, checked_text, decoded
+from snapshotd.engine.transfer.import_checks import check_agent, check_env, check_text, read_record
 from snapshotd.engine.transfer.import_layers import BundleLimits, BundleLine, ImportedLayers
 from snapshotd.errors import NO_ROOM, Conflict, LimitExceeded, NotFound, OutOfSpace, UsageError
 from snapshotd.failpoints import hit
@@ -186,7 +186,7 @@ class _Importer:
         verified."""
         for number, snapshot in enumerate(known):
             progress(f"snapshot {number + 1} of {len(known)} is here already")
-            theirs = decoded(reader.record(number)).snapshot
+            theirs = read_record(reader.record(number)).snapshot
             if (theirs.id, theirs.call.id, theirs.created_at_ns) != (
                 snapshot.id,
                 snapshot.call.id,
@@ -261,7 +261,7 @@ class _Importer:
 
     def _snapshot(self, reader: BundleReader, number: int, snapshot_id: SnapshotID, line: BundleLine) -> None:
         data = reader.record(number)
-        record = decoded(data)
+        record = read_record(data)
         snapshot = record.snapshot
         first = number == 0 and reader.since is None
         follows = None if first else snapshot.follows
@@ -279,7 +279,7 @@ class _Importer:
             )
         trajectory = self._trajectory(record, line)
         if first:
-            self._image_defaults = (checked_env(record.image.env), checked_text(record.image.workdir))
+            self._image_defaults = (check_env(record.image.env), check_text(record.image.workdir))
         has_files = snapshot.state is SnapshotState.STORED
         self._take_outputs(reader, snapshot)
         own_layers = self._layers.take(reader, number, line, has_files=has_files)
@@ -329,12 +329,12 @@ class _Importer:
             ours,
             theirs.name,
             self._policy,
-            checked_agent(theirs.agent),
+            check_agent(theirs.agent),
             record.snapshot.id,
             TrajectoryStatus.STOPPED,
             theirs.created_at_ns,
             line.parent,
-            env=checked_env(theirs.env),
+            env=check_env(theirs.env),
             began=theirs.began,
         )
         self._trajectories[theirs.id] = made
@@ -391,7 +391,7 @@ class _Importer:
     def _rows(self, image: ImageID, tags: dict[SnapshotID, list[str]]) -> Iterator[SnapshotRow]:
         for taken in self._taken:
             self._kept.seek(taken.record[0])
-            record = decoded(self._kept.read(taken.record[1]))
+            record = read_record(self._kept.read(taken.record[1]))
             theirs = record.snapshot
             snapshot = Snapshot(
                 taken.id,

@@ -1,8 +1,8 @@
 """Sandboxes for Inspect AI: `pip install 'snapshotd[inspect-ai]'` (docs/integrations/inspect-ai.md)."""
 
-from snapshotd.engine.host.integrations import required_at_import
+from snapshotd.engine.host.integrations import require_at_import
 
-with required_at_import("inspect-ai"):
+with require_at_import("inspect-ai"):
     from snapshotd.integrations.inspect_ai.environment import SnapshotdConfig, SnapshotdEnvironment
 
 __all__ = ["SnapshotdConfig", "SnapshotdEnvironment"]

@@ -1,8 +1,8 @@
 """LangGraph's memory, kept by snapshotd: `pip install 'snapshotd[langgraph]'` (docs/integrations/langgraph.md)."""
 
-from snapshotd.engine.host.integrations import required_at_import
+from snapshotd.engine.host.integrations import require_at_import
 
-with required_at_import("langgraph"):
+with require_at_import("langgraph"):
     from snapshotd.integrations.langgraph.saver import SnapshotdSaver
     from snapshotd.integrations.langgraph.store import SnapshotdStore
     from snapshotd.integrations.langgraph.transfer import copy_threads

@@ -1,8 +1,8 @@
 """Sandboxes for SWE-ReX: `pip install 'snapshotd[swe-rex]'` (docs/integrations/swe-rex.md)."""
 
-from snapshotd.engine.host.integrations import required_at_import
+from snapshotd.engine.host.integrations import require_at_import
 
-with required_at_import("swe-rex"):
+with require_at_import("swe-rex"):
     from snapshotd.integrations.swe_rex.deployment import RexDeployment
     from snapshotd.integrations.swe_rex.runtime import RexObservation, RexResponse, RexRuntime
 

@@ -31,8 +31,6 @@ Errors: as of the repository; besides them NotPermitted (another key), Conflict 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Protocol
 
 import blake3
 
@@ -43,59 +41,9 @@ GRACE_S = 24 * 3600.0
 """Time between the condemnation of a pack and its deletion."""
 _KEY = "fleet/key"
 _NODE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-_SEGMENT = re.compile(r"nodes/([a-z0-9-]+)/index/([0-9]{10})")
 
 
-class Peers(Protocol):
-    """The nodes of the fleet, from whoever coordinates it."""
-
-    def segments(self) -> Mapping[str, int]:
-        """Every node that has ever published, with the number of its last segment. OSError."""
-        ...
-
-    def oldest_pin_s(self) -> float | None:
-        """The time (seconds since the epoch) at which the oldest reader began that is still protected; None if there is
-        none. Packs that were removed later stay."""
-        ...
-
-
-class BucketPeers:
-    """The nodes as the bucket lists them, without pins: for a fleet whose catalog is lost, and for tests."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def segments(self) -> Mapping[str, int]:
-        found: dict[str, int] = {}
-        for key in self._store.keys("nodes/"):
-            match = _SEGMENT.fullmatch(key)
-            if match and int(match[2]) == found.get(match[1], 0) + 1:
-                found[match[1]] = int(match[2])
-        return found
-
-    def oldest_pin_s(self) -> float | None:
-        return None
-
-
-class ToldPeers:
-    """The nodes as this process was last told of them; at first it knows none. For one thread."""
-
-    def __init__(self) -> None:
-        self._segments: Mapping[str, int] = {}
-        self._oldest_pin_s: float | None = None
-
-    def tell(self, segments: Mapping[str, int], oldest_pin_s: float | None) -> None:
-        """This holds from now on."""
-        self._segments, self._oldest_pin_s = segments, oldest_pin_s
-
-    def segments(self) -> Mapping[str, int]:
-        return self._segments
-
-    def oldest_pin_s(self) -> float | None:
-        return self._oldest_pin_s
-
-
-def checked_node(node: str) -> str:
+def check_node(node: str) -> str:
     """`node` itself. UsageError when it cannot be a part of a key."""
     if not _NODE.fullmatch(node):
         raise UsageError(f"{node[:100]!r} is not the name of a node: use 1 to 63 of a-z, 0-9 and -, no - at either end")

@@ -72,7 +72,8 @@ class CachedStore(Store):
             if data is not None:
                 found[number] = data
         while missing := [number for number in numbers if number not in found]:
-            mine, others = self._claim(key, missing)
+            mine, others, just_came = self._claim(key, missing)
+            found.update(just_came)
             try:
                 for run in _runs(mine):
                     found.update(self._fetch(key, run))
@@ -101,14 +102,18 @@ class CachedStore(Store):
             if len(self._recent) > _RECENT:
                 self._recent.popitem(last=False)
 
-    def _claim(self, key: str, numbers: Sequence[int]) -> tuple[list[int], dict[int, Future[bytes | None]]]:
-        """Divide blocks into those that this thread is to get, and those that others are getting now."""
+    def _claim(
+        self, key: str, numbers: Sequence[int]
+    ) -> tuple[list[int], dict[int, Future[bytes | None]], dict[int, bytes]]:
+        """Divide blocks into those that this thread is to get, those that others are getting now, and those that have come
+        since this thread looked."""
         with self._lock:
+            here = {number: self._recent[key, number] for number in numbers if (key, number) in self._recent}
             others = {number: self._coming[key, number] for number in numbers if (key, number) in self._coming}
-            mine = [number for number in numbers if number not in others]
+            mine = [number for number in numbers if number not in others and number not in here]
             for number in mine:
                 self._coming[key, number] = Future()
-        return mine, others
+        return mine, others, here
 
     def _fetch(self, key: str, run: Sequence[int]) -> dict[int, bytes]:
         """Blocks beside each other by one request. Errors: as of the store."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from snapshotd.errors import DataLoss
 from snapshotd.failpoints import hit
-from snapshotd.repo.base import Reclaimed, Roots
-from snapshotd.repo.fleet.base import Peers, tombstone_key
+from snapshotd.repo.base import Peers, Reclaimed, Roots
+from snapshotd.repo.fleet.base import tombstone_key
 from snapshotd.repo.fleet.index import FleetIndex
 from snapshotd.repo.fleet.store import CollectedStore, FleetStore, put_same
 from snapshotd.repo.format import pack
@@ -79,7 +79,7 @@ class Garbage:
         with index.seeing_condemned():
             planned = gc.plan(reader, index, roots, grace_s=grace_s, now=now, progress=progress, wanted=wanted)
         dead = {raw for same in planned.dead for raw in same}
-        return FleetPlan(planned, reader, tuple(raw for raw in index.condemned() if raw not in dead))
+        return FleetPlan(planned, reader, tuple(raw for raw in index.condemned_objects() if raw not in dead))
 
     def run(self, index: FleetIndex, plan: FleetPlan, progress: Callable[[str], object]) -> Reclaimed:
         """Condemn and remove what the plan says. The caller publishes the index afterwards, as a collection's."""
@@ -120,7 +120,7 @@ class Garbage:
         for key in buried:
             self._store.bucket.delete(key)
         limit_ms = self._limit_ms(grace_s, now)
-        for node in self._peers.segments():
+        for node in self._peers.segments:
             for key in self._store.bucket.keys(f"nodes/{node}/tombstones/"):
                 raw = bytes.fromhex(key.rpartition("/")[2])
                 if not index.knows_pack(raw) and self._decode(key, raw, self._store.bucket.get(key)) <= limit_ms:
@@ -128,7 +128,7 @@ class Garbage:
                     self._store.bucket.delete(key)
 
     def _limit_ms(self, grace_s: float, now: float) -> int:
-        pinned = self._peers.oldest_pin_s()
+        pinned = self._peers.oldest_pin_s
         limit_s = now - grace_s
         return int((limit_s if pinned is None else min(limit_s, pinned)) * 1000)
 

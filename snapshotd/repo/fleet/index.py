@@ -155,7 +155,7 @@ class FleetIndex(FleetPlaces):
         packs = self._db.read("SELECT number, id FROM changed_packs ORDER BY number")
         if not rows and not packs:
             return None
-        number, seal = self.merged(node)
+        number, seal = self.last_merged(node)
         one = Segment(node, number + 1, seal, collection)
         told = "SELECT node, number FROM merged WHERE number > told AND node <> ? ORDER BY node"
         one.after = [(str(row[0]), int(row[1])) for row in self._db.read(told, (node,))]

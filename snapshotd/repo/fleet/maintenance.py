@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from snapshotd.errors import Conflict, DataLoss, Unsupported
-from snapshotd.repo.base import Reclaimed, RepairResult, Roots, SharedMaintenance
-from snapshotd.repo.fleet.base import GRACE_S, Peers, check_key, checked_node
+from snapshotd.repo.base import Peers, Reclaimed, RepairResult, Roots, SharedMaintenance
+from snapshotd.repo.fleet.base import GRACE_S, check_key, check_node
 from snapshotd.repo.fleet.garbage import Garbage
 from snapshotd.repo.fleet.index import FleetIndex
 from snapshotd.repo.fleet.reads import remove_stale
@@ -38,7 +38,7 @@ class FleetMaintenance(PackMaintenance, SharedMaintenance):
     ) -> None:
         """NotPermitted when the key is not the fleet's; UsageError for a node that cannot be one; OSError."""
         check_key(bucket, key)
-        self._fleet_store = FleetStore(bucket, checked_node(node), peers, self._homes, self._merge_missed)
+        self._fleet_store = FleetStore(bucket, check_node(node), peers, self._homes, self._merge_missed)
         super().__init__(self._fleet_store, index_path, key, packer_command)
         self._segments = Segments(bucket, node, peers, key)
         self._garbage = Garbage(self._fleet_store, peers, key)
@@ -95,7 +95,7 @@ class FleetMaintenance(PackMaintenance, SharedMaintenance):
         except DataLoss as exc:
             index.condemn_unpublished()
             raise self._too_late(exc.message) from exc
-        needed = {raw: at_ms for raw, at_ms in index.condemned().items() if raw in live}
+        needed = {raw: at_ms for raw, at_ms in index.condemned_objects().items() if raw in live}
         if needed and min(needed.values()) <= limit_s * 1000:
             index.condemn_unpublished()
             raise self._too_late(f"the object {min(needed).hex()} is about to go")
@@ -143,7 +143,7 @@ class FleetMaintenance(PackMaintenance, SharedMaintenance):
             self._garbage.remove_tombstones(index, buried, grace_s=grace_s, now=now)
             remove_stale(self._fleet_store.bucket, index)
             writer.reader.forget()
-            return replace(result, segment=index.merged(self._fleet_store.node)[0])
+            return replace(result, segment=index.last_merged(self._fleet_store.node)[0])
         finally:
             self._thread = threading.get_ident()
 

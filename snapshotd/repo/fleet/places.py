@@ -95,12 +95,12 @@ class FleetPlaces(Index):
         row = self._db.read_one("SELECT node FROM foreign_packs WHERE id = ?", (pack,))
         return None if row is None else str(row[0])
 
-    def merged(self, node: str) -> tuple[int, bytes]:
+    def last_merged(self, node: str) -> tuple[int, bytes]:
         """Number and seal of the last segment of a node that is in this index."""
         row = self._db.read_one("SELECT number, seal FROM merged WHERE node = ?", (node,))
         return (0, FIRST) if row is None else (int(row[0]), bytes(row[1]))
 
-    def condemned(self) -> Mapping[bytes, int]:
+    def condemned_objects(self) -> Mapping[bytes, int]:
         """Every condemned object, with its time in milliseconds."""
         return dict(self._db.read("SELECT id, at_ms FROM condemned"))
 

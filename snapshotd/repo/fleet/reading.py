@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from snapshotd.repo.fleet.base import ToldPeers, check_key, checked_node
+from snapshotd.repo.base import Peers
+from snapshotd.repo.fleet.base import check_key, check_node
 from snapshotd.repo.fleet.index import FleetIndex
 from snapshotd.repo.fleet.store import FleetStore
 from snapshotd.repo.format.index import create_index
@@ -17,7 +18,7 @@ from snapshotd.store.base import Store
 def prepare(bucket: Store, node: str, index_path: Path, key: bytes) -> None:
     """Before anything else opens the repository of a node: compare its key with the fleet's, and make its index if there is
     none. UsageError (no name of a node), NotPermitted (another key), OSError."""
-    checked_node(node)
+    check_node(node)
     check_key(bucket, key)
     if not index_path.exists():
         create_index(index_path)
@@ -36,6 +37,6 @@ def open_reader(
         return index
 
     opened: list[PackReader] = []
-    store = FleetStore(bucket, node, ToldPeers(), homes, missed)
+    store = FleetStore(bucket, node, Peers(), homes, missed)
     opened.append(PackReader(store, index_path, key, index_kind=FleetIndex, missed=missed))
     return opened[0]

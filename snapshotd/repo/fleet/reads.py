@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from snapshotd.errors import Conflict, NotFound, SnapshotdError
-from snapshotd.repo.base import FollowedReads, ReadOrders, Repository, Tree
+from snapshotd.repo.base import FollowedReads, ForwardedReads, ReadOrders, Tree
 from snapshotd.repo.fleet.blocks import BLOCK_BYTES
 from snapshotd.repo.fleet.index import FleetIndex
 from snapshotd.repo.format import pack
@@ -28,7 +28,7 @@ from snapshotd.repo.format.index import IndexEntry
 from snapshotd.repo.format.segment import SEAL_BYTES, Sealer
 from snapshotd.repo.reading.reader import MAX_DEPTH, PackReader
 from snapshotd.store.base import Store
-from snapshotd.types import BlobID, RecordID, TreeID
+from snapshotd.types import BlobID, TreeID
 
 AHEAD_BYTES = 64 << 20
 """Most that is fetched ahead for one tree."""
@@ -180,17 +180,18 @@ def _entries(reader: PackReader, ids: Sequence[bytes]) -> Iterator[IndexEntry]:
             entry = found.get(entry.base) if entry.base is not None else None
 
 
-class _Noting(Repository):
+class _Noting(ForwardedReads):
     """A repository whose reads of directories and contents are noted."""
 
     def __init__(self, reader: PackReader, note: Callable[[bytes], None] | None) -> None:
         """`note` is told of the id of each object; None: nobody is."""
-        self._reader, self.note = reader, note
+        self.reader: PackReader = reader
+        self.note = note
 
     def load_tree(self, tree_id: TreeID) -> Tree:
         if self.note is not None:
             self.note(raw_id(tree_id, "tree"))
-        return self._reader.load_tree(tree_id)
+        return self.reader.load_tree(tree_id)
 
     def read(self, content: BlobID, offset: int, length: int) -> bytes:
         note = self.note
@@ -198,32 +199,11 @@ class _Noting(Repository):
             raw = raw_id(content, "content")
             note(raw)
             start = 0
-            for part, size in self._reader.contents.parts_of(raw):
+            for part, size in self.reader.contents.parts_of(raw):
                 if start < offset + length and offset < start + size:
                     note(part)
                 start += size
-        return self._reader.read(content, offset, length)
+        return self.reader.read(content, offset, length)
 
     def close(self) -> None:
         """The reader is another's."""
-
-    def contains(self, object_id: BlobID | TreeID | RecordID) -> bool:
-        return self._reader.contains(object_id)
-
-    def load_record(self, record_id: RecordID) -> bytes:
-        return self._reader.load_record(record_id)
-
-    def records(self) -> Iterator[tuple[RecordID, bytes]]:
-        return self._reader.records()
-
-    def stored_bytes(self) -> int:
-        return self._reader.stored_bytes()
-
-    def size_bytes(self, content: BlobID) -> int:
-        return self._reader.size_bytes(content)
-
-    def load(self, content: BlobID) -> Iterator[bytes]:
-        return self._reader.load(content)
-
-    def load_many(self, contents: Sequence[BlobID]) -> list[bytes | memoryview | None]:
-        return self._reader.load_many(contents)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from snapshotd.errors import DataLoss, NotFound
 from snapshotd.failpoints import hit
-from snapshotd.repo.fleet.base import Peers, segment_key
+from snapshotd.repo.base import Peers
+from snapshotd.repo.fleet.base import segment_key
 from snapshotd.repo.fleet.index import FleetIndex, Outgoing
 from snapshotd.repo.fleet.store import put_same
 from snapshotd.repo.format.segment import Sealer, Segment, seal_of
@@ -29,7 +30,7 @@ class Segments:
             index.keep_outgoing(Outgoing(segment.number, self._sealer.encode(segment)), objects_upto, packs_upto)
             hit("repo.fleet.segment_made")
             self._finish(index)
-        return index.merged(self._node)[0]
+        return index.last_merged(self._node)[0]
 
     def _finish(self, index: FleetIndex) -> None:
         """Put the outgoing segment. Where one of an earlier life of this node has its number (this node's disk was lost),
@@ -39,7 +40,7 @@ class Segments:
             return
         there = put_same(self._bucket, segment_key(self._node, outgoing.number), outgoing.data)
         hit("repo.fleet.segment_put")
-        _, before = index.merged(self._node)
+        _, before = index.last_merged(self._node)
         segment = self._sealer.decode(there, self._node, outgoing.number, before)
         if there == outgoing.data:
             index.note_published(segment, seal_of(there))
@@ -52,7 +53,7 @@ class Segments:
         """Take over what other nodes have published; with `ahead`, all that is in the bucket. True if some of it takes objects
         away. DataLoss when a segment is missing, damaged or forged: everything before it is merged."""
         self._finish(index)
-        upto = dict(self._peers.segments())
+        upto = dict(self._peers.segments)
         for node in upto if ahead else ():
             while self._is_in_bucket(segment_key(node, upto[node] + 1)):
                 upto[node] += 1
@@ -72,13 +73,13 @@ class Segments:
         read: dict[tuple[str, int], tuple[Segment, bytes]] = {}
         while waiting:
             node, upto = waiting[-1]
-            number, before = index.merged(node)
+            number, before = index.last_merged(node)
             if number >= upto:
                 waiting.pop()
                 continue
             place = (node, number + 1)
             segment, seal = read.pop(place) if place in read else self._read(*place, before)
-            needed = [(other, least) for other, least in segment.after if index.merged(other)[0] < least]
+            needed = [(other, least) for other, least in segment.after if index.last_merged(other)[0] < least]
             if needed:
                 read[place] = segment, seal
                 waiting += needed

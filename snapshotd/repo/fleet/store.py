@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from snapshotd.errors import Conflict, NotFound
-from snapshotd.repo.fleet.base import Peers
+from snapshotd.repo.base import Peers
 from snapshotd.repo.format import pack
 from snapshotd.store.base import Store
 
@@ -42,33 +42,32 @@ class FleetStore(Store):
     def close(self) -> None:
         self.bucket.close()
 
-    def place_of(self, key: str) -> tuple[str, str]:
-        """Node and key in the bucket of a pack's key."""
+    def place_of(self, key: str) -> str:
+        """Key in the bucket of a pack's key."""
         raw = pack.pack_id_of(key)
         homes = self._homes() if raw is not None else None
         home = (homes.home_of(raw) if homes is not None and raw is not None else None) or self.node
-        return home, f"nodes/{home}/{key}"
+        return f"nodes/{home}/{key}"
 
     def put(self, key: str, parts: Sequence[bytes | bytearray | memoryview]) -> None:
         self.bucket.put(f"nodes/{self.node}/{key}", parts)
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        _, place = self.place_of(key)
         try:
-            return self.bucket.get(place, offset, length)
+            return self.bucket.get(self.place_of(key), offset, length)
         except NotFound:
             self._missed()
             raise
 
     def forget(self, key: str) -> bool:
-        return self.bucket.forget(self.place_of(key)[1])
+        return self.bucket.forget(self.place_of(key))
 
     def size_bytes(self, key: str) -> int:
-        return self.bucket.size_bytes(self.place_of(key)[1])
+        return self.bucket.size_bytes(self.place_of(key))
 
     def keys(self, prefix: str = "") -> Iterator[str]:
         """The packs of every node that has ever published, and this one's."""
-        nodes = sorted({*self._peers.segments(), self.node})
+        nodes = sorted({*self._peers.segments, self.node})
         return heapq.merge(*(self._keys_of(node, prefix) for node in nodes))
 
     def _keys_of(self, node: str, prefix: str) -> Iterator[str]:
@@ -78,7 +77,7 @@ class FleetStore(Store):
                 yield inside
 
     def delete(self, key: str) -> None:
-        self.bucket.delete(self.place_of(key)[1])
+        self.bucket.delete(self.place_of(key))
 
 
 class CollectedStore(FleetStore):

@@ -55,7 +55,7 @@ def read_full(read: Reader, size: int) -> bytes:
     return b"".join(pieces)
 
 
-def cut(begin: bytes, read: Reader) -> Iterator[bytes]:
+def cut_chunks(begin: bytes, read: Reader) -> Iterator[bytes]:
     """The chunks of a content whose first bytes have been read already. Constant memory (two blocks of 8 MiB)."""
     cutter = FastCDC(AVERAGE_CHUNK_BYTES, min_size=MIN_CHUNK_BYTES, max_size=MAX_CHUNK_BYTES, normalized_chunking=2)
     block = begin + read_full(read, _BLOCK_BYTES - len(begin))

@@ -68,12 +68,12 @@ class _Own(threading.local):
     @cached_property
     def small(self) -> zstandard.ZstdCompressor:
         return zstandard.ZstdCompressor(
-            level=HIGH_LEVEL, dict_data=_digested(), write_checksum=False, write_dict_id=False
+            level=HIGH_LEVEL, dict_data=_shared_dictionary(), write_checksum=False, write_dict_id=False
         )
 
     @cached_property
     def with_dictionary(self) -> zstandard.ZstdDecompressor:
-        return zstandard.ZstdDecompressor(dict_data=_digested(), max_window_size=_MAX_WINDOW_BYTES)
+        return zstandard.ZstdDecompressor(dict_data=_shared_dictionary(), max_window_size=_MAX_WINDOW_BYTES)
 
 
 _OWN = _Own()
@@ -88,7 +88,7 @@ def level_for(step_bytes: int) -> int:
 
 
 @cache
-def _digested() -> zstandard.ZstdCompressionDict:
+def _shared_dictionary() -> zstandard.ZstdCompressionDict:
     """The dictionary that all threads share for objects that are no deltas: its tables are made once."""
     found = zstandard.ZstdCompressionDict(dictionary.load(), dict_type=zstandard.DICT_TYPE_FULLDICT)
     found.precompute_compress(level=HIGH_LEVEL)

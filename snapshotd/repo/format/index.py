@@ -217,12 +217,12 @@ def open_index(path: Path, store: Store, kind: type[Index] = Index) -> Index:
     index."""
     if not path.exists():
         for key in store.keys("packs/"):
-            raise missing(path, key)
+            raise missing_error(path, key)
         create_index(path)
     return kind(path, write=True)
 
 
-def missing(path: Path, key: str) -> DataLoss:
+def missing_error(path: Path, key: str) -> DataLoss:
     """There is a pack and no index."""
     return DataLoss(
         f"the repository's index {path} is missing although there are packs ({key}): run `snapshotd repair` to make it again"

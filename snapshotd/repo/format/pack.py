@@ -205,10 +205,10 @@ def encode_frame(
 def decode_frame(data: bytes | memoryview, at: int = 0) -> Frame:
     """The intact frame at a position. BadFrame otherwise. Nothing of the payload is decompressed."""
     view = memoryview(data)
-    return _verified(view, _decode_header(view, at))
+    return _verify(view, _decode_header(view, at))
 
 
-def _verified(view: memoryview, frame: Frame) -> Frame:
+def _verify(view: memoryview, frame: Frame) -> Frame:
     """The frame, if its checksum is right. BadFrame."""
     end = frame.offset + frame.stored - CHECKSUM_BYTES
     if xxhash.xxh3_64_digest(view[frame.offset : end])[:CHECKSUM_BYTES] != view[end : end + CHECKSUM_BYTES]:
@@ -317,7 +317,7 @@ class _Search:
         self._left -= frame.stored
         if self._left < 0:
             raise BadFrame("too much looks like frames here to look at all of it")
-        return _verified(self._view, frame)
+        return _verify(self._view, frame)
 
     def next_intact(self, at: int) -> int:
         """Place of the next intact frame or of the end, after a damaged frame."""

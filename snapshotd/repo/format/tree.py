@@ -57,7 +57,7 @@ class BadTree(Exception):  # noqa: N818
     """The bytes are no tree; the text says why."""
 
 
-def _shown(name: bytes) -> str:
+def _show_name(name: bytes) -> str:
     return repr(name[:80].decode(errors="backslashreplace"))
 
 
@@ -74,7 +74,7 @@ def encode_tree(tree: Tree) -> bytes:
     for entry in tree.entries:
         name = entry.name
         if name <= previous or len(name) > _MAX_NAME_BYTES or name in (b".", b"..") or b"/" in name or b"\0" in name:
-            raise ValueError(f"the entries of a tree are not in order, or {_shown(name)} cannot be a name")
+            raise ValueError(f"the entries of a tree are not in order, or {_show_name(name)} cannot be a name")
         previous = name
         _encode_row(entry, owners, rows, ids, False)
     head = [bytes((TREE_VERSION,)), encode_varint(len(tree.entries)), encode_varint(len(owners))]
@@ -92,18 +92,18 @@ def _encode_row(
     number = _NUMBER[kind]
     if kind is Kind.DIRECTORY and not own:
         if entry.tree is None or entry != TreeEntry(name, kind, 0, 0, 0, 0, tree=entry.tree):
-            raise ValueError(f"the entry of the directory {_shown(name)} carries more than its name and tree")
+            raise ValueError(f"the entry of the directory {_show_name(name)} carries more than its name and tree")
         ids.append(_raw(entry.tree))
         rows.append(bytes((number | _HAS_ID, len(name))) + name)
         return
     if entry.content is not None:
         if kind is not Kind.FILE:
-            raise ValueError(f"{_shown(name)} is no file and has content")
+            raise ValueError(f"{_show_name(name)} is no file and has content")
         ids.append(_raw(entry.content))
         number |= _HAS_ID
     owner = (entry.mode, entry.uid, entry.gid)
     if entry.mode > 0o7777:
-        raise ValueError(f"the mode {entry.mode:o} of {_shown(name)} has more than permission bits")
+        raise ValueError(f"the mode {entry.mode:o} of {_show_name(name)} has more than permission bits")
     place = owners.setdefault(owner, len(owners))
     seconds, nanoseconds = divmod(entry.mtime_ns, 1_000_000_000)
     size = entry.size
@@ -125,7 +125,7 @@ def _encode_row(
         seconds = seconds if 0 <= seconds < _U32 else 0
         size = size if size < _U32 else 0
     if size and kind is not Kind.FILE:
-        raise ValueError(f"{_shown(name)} is no file and has a size")
+        raise ValueError(f"{_show_name(name)} is no file and has a size")
     owner_bytes = bytes((place,)) if place < 0x80 else encode_varint(place)
     rows.append(bytes((number, len(name))) + name + owner_bytes + _TIMES.pack(nanoseconds, seconds, size))
     if extras:
@@ -155,7 +155,7 @@ def _encode_extras(entry: TreeEntry, seconds: int) -> bytes:
         if entry.link or entry.nlink != 1:
             fields.append((_LINK, _GROUP.pack(entry.link, entry.nlink)))
     except struct.error as exc:
-        raise ValueError(f"a number of {_shown(entry.name)} is out of range ({exc})") from None
+        raise ValueError(f"a number of {_show_name(entry.name)} is out of range ({exc})") from None
     if entry.extents is not None:
         fields.append((_EXTENTS, _encode_extents(entry)))
     if entry.xattrs:
@@ -173,17 +173,17 @@ def _check_fields(entry: TreeEntry) -> None:
         or len(target) > _MAX_TARGET_BYTES
         or b"\0" in target
     ):
-        raise ValueError(f"the target of {_shown(name)} is not what its kind has, too long, or has a NUL in it")
+        raise ValueError(f"the target of {_show_name(name)} is not what its kind has, too long, or has a NUL in it")
     if entry.rdev and kind not in (Kind.CHAR_DEVICE, Kind.BLOCK_DEVICE):
-        raise ValueError(f"{_shown(name)} is no device and has a device number")
+        raise ValueError(f"{_show_name(name)} is no device and has a device number")
     if (
         entry.size < 0
         or (entry.size and kind is not Kind.FILE)
         or (entry.extents is not None and kind is not Kind.FILE)
     ):
-        raise ValueError(f"{_shown(name)} has a size or extents that its kind does not have")
+        raise ValueError(f"{_show_name(name)} has a size or extents that its kind does not have")
     if entry.link < 0 or entry.nlink < 1 or (kind is Kind.DIRECTORY and (entry.link or entry.nlink != 1)):
-        raise ValueError(f"the links of {_shown(name)} are not what its kind has")
+        raise ValueError(f"the links of {_show_name(name)} are not what its kind has")
 
 
 def _encode_extents(entry: TreeEntry) -> bytes:
@@ -191,7 +191,7 @@ def _encode_extents(entry: TreeEntry) -> bytes:
     end = 0
     for offset, length in entry.extents or ():
         if offset < end or length <= 0 or offset + length > entry.size:
-            raise ValueError(f"the extents of {_shown(entry.name)} are not in order or beyond its end")
+            raise ValueError(f"the extents of {_show_name(entry.name)} are not in order or beyond its end")
         out += (encode_varint(offset - end), encode_varint(length))
         end = offset + length
     return b"".join(out)
@@ -202,7 +202,7 @@ def _encode_xattrs(entry: TreeEntry) -> bytes:
     previous = b""
     for name, value in entry.xattrs:
         if name <= previous or len(name) > _MAX_NAME_BYTES:
-            raise ValueError(f"the extended attributes of {_shown(entry.name)} are not in order")
+            raise ValueError(f"the extended attributes of {_show_name(entry.name)} are not in order")
         previous = name
         out += (encode_varint(len(name)), name, encode_varint(len(value)), value)
     return b"".join(out)
@@ -248,7 +248,7 @@ def _decode(data: bytes) -> Tree:
         seen += owner == seen
         name = entry.name
         if number and (name <= previous or name == b"." or name == b".." or b"/" in name or b"\0" in name):
-            raise BadTree(f"its names are not in order, or {_shown(name)} cannot be a name")
+            raise BadTree(f"its names are not in order, or {_show_name(name)} cannot be a name")
         previous = name
         entries.append(entry)
     if seen != owner_count:
@@ -308,12 +308,12 @@ def _decode_row(
         owner, at = decode_varint(data, at, MAX_ENTRIES)
     nanoseconds, seconds, size = _TIMES.unpack_from(data, at)
     if owner >= len(owners) or nanoseconds >= 1_000_000_000 or (object_id is not None and kind is not Kind.FILE):
-        raise BadTree(f"the owner, time or content of {_shown(name)} is wrong")
+        raise BadTree(f"the owner, time or content of {_show_name(name)} is wrong")
     mode, uid, gid = owners[owner]
     content = BlobID(object_id) if object_id is not None else None
     if not flags & _HAS_EXTRAS:
         if kind is Kind.SYMLINK or (size and kind is not Kind.FILE):
-            raise BadTree(f"{_shown(name)} has not what its kind has")
+            raise BadTree(f"{_show_name(name)} has not what its kind has")
         return TreeEntry(name, kind, mode, uid, gid, seconds * 1_000_000_000 + nanoseconds, size, content), owner
     entry = _decode_extras(
         data, at + _TIMES.size, TreeEntry(name, kind, mode, uid, gid, nanoseconds, size, content), seconds

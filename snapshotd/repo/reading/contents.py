@@ -17,7 +17,6 @@ from snapshotd.repo.reading.cache import Cache
 
 _PIECE_BYTES = 1 << 20
 _CONTENT = (ObjectKind.CHUNK, ObjectKind.LIST)
-_CONTENT = (ObjectKind.CHUNK, ObjectKind.LIST)
 
 
 class _Layout(NamedTuple):
@@ -38,7 +37,7 @@ class ObjectReader(Protocol):
 
     def plain_at(self, entry: IndexEntry, keep: bool = True) -> bytes: ...
 
-    def damaged(self, raw: bytes, why: str, entry: IndexEntry | None = None) -> DataLoss: ...
+    def damage_error(self, raw: bytes, why: str, entry: IndexEntry | None = None) -> DataLoss: ...
 
 
 class ContentReader:
@@ -118,7 +117,7 @@ class ContentReader:
         try:
             decoded = chunks.decode_list(data)
         except pack.BadFrame as exc:
-            raise self._reader.damaged(raw, str(exc)) from None
+            raise self._reader.damage_error(raw, str(exc)) from None
         layout = _Layout(decoded, list(accumulate(length for _, length in decoded.parts)))
         self._lists.put(raw, layout, 200 * len(layout.ends))
         return layout
@@ -128,18 +127,18 @@ class ContentReader:
         try:
             layout = self._layout(raw)
         except NotFound:
-            raise self._reader.damaged(whole, f"the list {raw.hex()} that is a part of it is missing") from None
+            raise self._reader.damage_error(whole, f"the list {raw.hex()} that is a part of it is missing") from None
         if not layout.chunks.inner or layout.chunks.level != level or layout.chunks.plain != length:
-            raise self._reader.damaged(whole, f"the list {raw.hex()} is not the part that it should be")
+            raise self._reader.damage_error(whole, f"the list {raw.hex()} is not the part that it should be")
         return layout
 
     def _chunk(self, raw: bytes, whole: bytes, length: int, keep: bool) -> bytes:
         try:
             data = self._reader.plain(raw, (ObjectKind.CHUNK,), keep)
         except NotFound:
-            raise self._reader.damaged(whole, f"the chunk {raw.hex()} that is a part of it is missing") from None
+            raise self._reader.damage_error(whole, f"the chunk {raw.hex()} that is a part of it is missing") from None
         if len(data) != length:
-            raise self._reader.damaged(whole, f"the chunk {raw.hex()} has another length than the list says")
+            raise self._reader.damage_error(whole, f"the chunk {raw.hex()} has another length than the list says")
         return data
 
     def _load_chunk(self, entry: IndexEntry) -> Iterator[bytes]:
@@ -162,7 +161,7 @@ class ContentReader:
             else:
                 stack.append((level - 1, iter(self._part(part[0], raw, level - 1, part[1]).chunks.parts)))
         if hasher.digest() != raw:
-            raise self._reader.damaged(raw, "its bytes as a whole do not match its id")
+            raise self._reader.damage_error(raw, "its bytes as a whole do not match its id")
 
     def _read_once(self, raw: bytes, offset: int, length: int) -> bytes:
         """The bytes of a range that lie in one chunk, from its offset on."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from snapshotd.errors import InternalError
 from snapshotd.repo.base import ObjectKind
 from snapshotd.repo.format import pack
-from snapshotd.repo.format.index import Index, IndexEntry, missing
+from snapshotd.repo.format.index import Index, IndexEntry, missing_error
 from snapshotd.store.base import Store
 
 _LOOK_EVERY_S = 0.05
@@ -80,7 +80,7 @@ class IndexFinder(Finder):
         latest. The old one is not closed here: other threads may be reading from it."""
         with self._lock:
             if self._closed:
-                raise closed(self._path)
+                raise closed_error(self._path)
             now = time.monotonic()
             if self._index is None or now - self._seen_s > _LOOK_EVERY_S:
                 self._open_present()
@@ -93,7 +93,7 @@ class IndexFinder(Finder):
         except FileNotFoundError:
             if self._index is None:
                 for key in self._store.keys(pack.PREFIX):
-                    raise missing(self._path, key) from None
+                    raise missing_error(self._path, key) from None
             return  # another process replaces it
         if self._index is None or self._file != (st.st_dev, st.st_ino):
             self._index = self._kind(self._path, write=False)
@@ -121,6 +121,6 @@ class IndexFinder(Finder):
                 self._index = None
 
 
-def closed(index_path: Path) -> InternalError:
+def closed_error(index_path: Path) -> InternalError:
     """The error of any use after `close`."""
     return InternalError(f"the repository of {index_path} was used after it was closed")

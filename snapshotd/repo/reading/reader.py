@@ -89,7 +89,7 @@ class PackReader(Repository):
         try:
             decoded = tree.decode_tree(data)
         except tree.BadTree as exc:
-            raise self.damaged(raw, str(exc)) from None
+            raise self.damage_error(raw, str(exc)) from None
         self.keep_tree(raw, decoded, len(data))
         return decoded
 
@@ -109,7 +109,7 @@ class PackReader(Repository):
         try:
             return decode_record(self.plain(raw, (ObjectKind.RECORD,)))
         except pack.BadFrame as exc:
-            raise self.damaged(raw, str(exc)) from None
+            raise self.damage_error(raw, str(exc)) from None
 
     def records(self) -> Iterator[tuple[RecordID, bytes]]:
         for raw in self._finder.records():
@@ -180,7 +180,7 @@ class PackReader(Repository):
                 break
             below = self.find(entry.base)
             if below is None or below.depth != entry.depth - 1 or len(chain) > MAX_DEPTH:
-                raise self.damaged(
+                raise self.damage_error(
                     wanted.id, f"what its deltas are made against ({entry.base.hex()}) is missing or wrong", wanted
                 )
             chain.append(below)
@@ -210,9 +210,9 @@ class PackReader(Repository):
                 raise pack.BadFrame("the frame of another object lies in its place")
             data = compress.decode(frame, base)
         except pack.BadFrame as exc:
-            raise self.damaged(entry.id, str(exc), entry) from None
+            raise self.damage_error(entry.id, str(exc), entry) from None
         if not self.verify(entry, data):
-            raise self.damaged(entry.id, "its bytes do not match its id", entry)
+            raise self.damage_error(entry.id, "its bytes do not match its id", entry)
         if keep:
             self.keep(entry.id, data)
         return data
@@ -237,7 +237,7 @@ class PackReader(Repository):
                     return self._get(again)
                 except NotFound:
                     entry = again
-            raise self.damaged(entry.id, "the pack is missing", entry) from None
+            raise self.damage_error(entry.id, "the pack is missing", entry) from None
 
     def _get(self, entry: IndexEntry) -> bytes:
         return self.store.get(pack.pack_key(entry.pack), entry.offset, entry.stored)
@@ -247,7 +247,7 @@ class PackReader(Repository):
         form can be checked."""
         return verify(self.identity, entry.kind, entry.id, data)
 
-    def damaged(self, raw: bytes, why: str, entry: IndexEntry | None = None) -> DataLoss:
+    def damage_error(self, raw: bytes, why: str, entry: IndexEntry | None = None) -> DataLoss:
         """The error for an object that cannot be read."""
         if entry is None:
             entry = self.find(raw)

@@ -53,7 +53,7 @@ class Damages:
         else:
             self._more += 1
 
-    def listed(self) -> tuple[Fault, ...]:
+    def list_faults(self) -> tuple[Fault, ...]:
         """Faults of needed objects come first."""
         found = sorted(self.objects.values(), key=lambda fault: fault.owner is None)
         more = self._more + max(0, len(found) - MAX_FAULTS)
@@ -74,7 +74,7 @@ def check(reader: PackReader, index: Index, roots: Roots, *, read_data: bool, pr
         except DataLoss as exc:  # nothing below raises it but for values in the index that cannot be
             damages.add(exc.message)
     owners = {*roots.trees.values(), *roots.contents.values(), *roots.records.values()} - {""}
-    return CheckResult(0, 0, 0, damages.listed(), tuple(sorted(owners)))
+    return CheckResult(0, 0, 0, damages.list_faults(), tuple(sorted(owners)))
 
 
 def _check(
@@ -88,11 +88,11 @@ def _check(
     progress(f"checked {number_of(objects, 'object')} of the index, damaged: {len(damages.objects)}")
     if read_data:
         scan.deltas(progress)
-    _spread(reader, index, damages)
+    _spread_damage(reader, index, damages)
     if read_data:
         _check_contents(reader, index, damages, progress)
     owners = name_needs(reader, index, roots, damages.objects, progress)
-    return CheckResult(objects, len(index.packs()), scan.bytes_read, damages.listed(), owners)
+    return CheckResult(objects, len(index.packs()), scan.bytes_read, damages.list_faults(), owners)
 
 
 class _Scan:
@@ -249,7 +249,7 @@ def _check_records(index: Index, damages: Damages) -> None:
         damages.add("the list of records has one that does not exist", None, raw)
 
 
-def _spread(reader: PackReader, index: Index, damages: Damages) -> None:
+def _spread_damage(reader: PackReader, index: Index, damages: Damages) -> None:
     """Deltas and lists that depend on a damaged object are damaged as well. Also finds lists of missing objects."""
     if damages.objects:
         _spread_deltas(index, damages)

@@ -17,11 +17,8 @@ nor what their objects reach.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import xxhash
 
 from snapshotd.errors import DataLoss, OutOfSpace
 from snapshotd.failpoints import hit
@@ -31,6 +28,7 @@ from snapshotd.repo.format.index import Index, IndexEntry, PackRow
 from snapshotd.repo.reading.reader import PackReader, matches
 from snapshotd.repo.upkeep.reach import mark
 from snapshotd.repo.upkeep.survey import records_in
+from snapshotd.repo.writing.pending import Building
 from snapshotd.store.base import Store
 from snapshotd.terms import number_of
 
@@ -219,16 +217,16 @@ def run(reader: PackReader, index: Index, planned: Plan, progress: Progress) -> 
 def _relist(reader: PackReader, index: Index, lists: tuple[bytes, ...]) -> None:
     """Write lists in full; lists that are deltas against them are less deep then."""
     known = {entry.id: entry for entry in index.objects(ObjectKind.LIST)}
-    copies = [Copy(max(pack.made_at_s(known[raw].pack) for raw in lists))]
+    copies = [Building(max(pack.made_at_s(known[raw].pack) for raw in lists))]
     for raw in lists:
         data = reader.plain(raw, keep=False)
         packed = compress.compress(data, _LIST_LEVEL)
         zstd = len(packed) < len(data)
         parts = pack.encode_frame(ObjectKind.LIST, raw, len(data), packed if zstd else data, zstd)
-        copies[-1].add(known[raw]._replace(base=None, depth=0), b"".join(parts))
+        copies[-1].append(known[raw]._replace(base=None, depth=0), parts)
         if copies[-1].bytes > TARGET_BYTES:
-            copies.append(Copy(pack.made_at_s(copies[-1].id)))
-    rows = [copy.put(reader.store) for copy in copies if copy.entries]
+            copies.append(Building(pack.made_at_s(copies[-1].id)))
+    rows = [put_copy(reader.store, copy) for copy in copies if copy.entries]
     with index.transaction():
         for row in rows:
             index.add_pack(row)
@@ -293,7 +291,7 @@ def _rewrite(
 ) -> int:
     """Copy the living objects of a group of packs into a new one; returns the number of removed packs. A damaged pack
     stays as it is, for `repair`."""
-    copy = Copy(max(pack.made_at_s(row.id) for row in group))
+    copy = Building(max(pack.made_at_s(row.id) for row in group))
     sources: list[PackRow] = []
     for row in group:
         found = _living(store, row, entries[row.id])
@@ -301,11 +299,11 @@ def _rewrite(
             progress(f"pack {row.id.hex()} is damaged and was left as it is: run `snapshotd check`")
             continue
         for entry, frame in found:
-            copy.add(entry, frame)
+            copy.append(entry, [frame])
         sources.append(row)
     if not sources:
         return 0
-    new = copy.put(store)
+    new = put_copy(store, copy)
     hit("repo.gc.copied")
     with index.transaction():
         index.add_pack(new)
@@ -338,28 +336,7 @@ def _living(store: Store, row: PackRow, entries: list[IndexEntry]) -> list[tuple
     return found if len(found) == len(entries) else None
 
 
-class Copy:
-    """A pack made of frames that exist already."""
-
-    def __init__(self, made_at_s: float | None = None) -> None:
-        self.id = pack.new_pack_id(made_at_s if made_at_s is not None else time.time())
-        head = pack.encode_head(self.id)
-        self.bytes = len(head)
-        self.entries: list[IndexEntry] = []
-        self._parts: list[bytes] = [head]
-        self._checksum = xxhash.xxh3_64(head)
-
-    def add(self, entry: IndexEntry, frame: bytes) -> None:
-        """Take over a whole frame; `entry` describes it (its place is ignored)."""
-        self.entries.append(entry._replace(pack=self.id, offset=self.bytes, stored=len(frame)))
-        self._parts.append(frame)
-        self._checksum.update(frame)
-        self.bytes += len(frame)
-
-    def put(self, store: Store) -> PackRow:
-        """Finish it and make it durable."""
-        end = pack.encode_end(len(self.entries), self._checksum)
-        self._parts.append(end)
-        self.bytes += len(end)
-        store.put(pack.pack_key(self.id), self._parts)
-        return PackRow(self.id, self.bytes, len(self.entries))
+def put_copy(store: Store, copy: Building) -> PackRow:
+    """Make a pack of frames that exist already durable."""
+    store.put(pack.pack_key(copy.id), copy.finish())
+    return copy.row()

@@ -60,15 +60,15 @@ def mark(
     does not stay just because a newer one is a delta against it; the newer one is named in `relist`, to be written in
     full."""
     marker = _Marker(reader, index, progress)
-    marker.contents([(bytes.fromhex(content), owner, b"") for content, owner in roots.contents.items()])
+    marker.mark_contents([(bytes.fromhex(content), owner, b"") for content, owner in roots.contents.items()])
     for record, owner in roots.records.items():
-        marker.leaf(bytes.fromhex(record), owner)
-    marker.trees([(bytes.fromhex(tree), owner, b"") for tree, owner in roots.trees.items()])
+        marker.mark_record(bytes.fromhex(record), owner)
+    marker.mark_trees([(bytes.fromhex(tree), owner, b"") for tree, owner in roots.trees.items()])
     if young:
         for entry in index.objects():
             if entry.pack in young:
-                marker.unowned(entry)
-    marker.bases()
+                marker.mark_unowned(entry)
+    marker.mark_bases()
     return Marked(marker.live, marker.relist)
 
 
@@ -84,13 +84,13 @@ class _Marker:
             self._told = len(self.live)
             self._progress(f"marked as needed: {number_of(self._told, 'object')}")
 
-    def leaf(self, raw: bytes, owner: str) -> None:
+    def mark_record(self, raw: bytes, owner: str) -> None:
         """A record."""
         if self._index.find(raw) is None:
-            raise _lost(raw, owner, b"")
+            raise _lost_error(raw, owner, b"")
         self.live.add(raw)
 
-    def trees(self, waiting: list[Waiting]) -> None:
+    def mark_trees(self, waiting: list[Waiting]) -> None:
         """Directories and everything below them."""
         while waiting:
             raw, owner, path = waiting.pop()
@@ -101,15 +101,15 @@ class _Marker:
             except (NotFound, DataLoss) as exc:
                 if owner is None:
                     continue
-                raise _lost(raw, owner, path, exc) from exc
+                raise _lost_error(raw, owner, path, exc) from exc
             self.live.add(raw)
-            self.contents([(content, owner, child_path(path, name)) for name, content in tree_contents(tree)])
+            self.mark_contents([(content, owner, child_path(path, name)) for name, content in tree_contents(tree)])
             waiting += [
                 (child, owner, child_path(path, name)) for name, child in tree_children(tree) if child not in self.live
             ]
             self._say()
 
-    def contents(self, waiting: list[Waiting]) -> None:
+    def mark_contents(self, waiting: list[Waiting]) -> None:
         """Contents, with the parts of lists. All are looked up at once."""
         while waiting:
             wanted = {raw: (owner, path) for raw, owner, path in waiting if raw not in self.live}
@@ -120,7 +120,7 @@ class _Marker:
                 if entry is None:
                     if owner is None:
                         continue
-                    raise _lost(raw, owner, path)
+                    raise _lost_error(raw, owner, path)
                 self.live.add(raw)
                 if entry.kind == ObjectKind.LIST:
                     waiting += [(part, owner, path) for part in self._parts(raw, owner, path)]
@@ -132,19 +132,19 @@ class _Marker:
         except (NotFound, DataLoss) as exc:
             if owner is None:
                 return []
-            raise _lost(raw, owner, path, exc) from exc
+            raise _lost_error(raw, owner, path, exc) from exc
 
-    def unowned(self, entry: IndexEntry) -> None:
+    def mark_unowned(self, entry: IndexEntry) -> None:
         """An object of a young pack."""
         if entry.kind == ObjectKind.TREE:
-            self.trees([(entry.id, None, b"")])
+            self.mark_trees([(entry.id, None, b"")])
             self.live.add(entry.id)
         elif entry.kind == ObjectKind.LIST:
-            self.contents([(entry.id, None, b"")])
+            self.mark_contents([(entry.id, None, b"")])
         else:
             self.live.add(entry.id)
 
-    def bases(self) -> None:
+    def mark_bases(self) -> None:
         """A delta is worth nothing without its base."""
         frontier: list[bytes] = list(self.live)
         while frontier:
@@ -171,7 +171,7 @@ def batches(ids: list[bytes], size: int) -> Iterable[list[bytes]]:
     return (ids[start : start + size] for start in range(0, len(ids), size))
 
 
-def _lost(raw: bytes, owner: str, path: bytes, cause: Exception | None = None) -> DataLoss:
+def _lost_error(raw: bytes, owner: str, path: bytes, cause: Exception | None = None) -> DataLoss:
     why = f" ({cause})" if cause is not None else ""
     what = f"the object {raw.hex()} is missing or damaged, and {owner_of(owner, path)}{why}"
     return DataLoss(f"{what}: run `snapshotd check`; nothing was removed")

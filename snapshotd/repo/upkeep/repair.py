@@ -17,8 +17,7 @@ that of the packs' ages. It needs space for the intact frames of the damaged pac
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Set
 from pathlib import Path
 
 from snapshotd import sqlite
@@ -31,10 +30,10 @@ from snapshotd.repo.format.ids import Identity
 from snapshotd.repo.format.index import Index, IndexEntry, PackRow, create_index
 from snapshotd.repo.reading.reader import PackReader
 from snapshotd.repo.upkeep.check import check
-from snapshotd.repo.upkeep.gc import TARGET_BYTES, Copy
+from snapshotd.repo.upkeep.gc import TARGET_BYTES, put_copy
 from snapshotd.repo.upkeep.reach import tree_children, tree_contents
 from snapshotd.repo.upkeep.survey import Decoder, Survey, choose, read_what_is_left, survey
-from snapshotd.repo.writing.pending import lock
+from snapshotd.repo.writing.pending import Building, lock
 from snapshotd.store.base import Store
 from snapshotd.terms import number_of
 from snapshotd.types import BlobID, TreeID
@@ -48,15 +47,8 @@ Progress = Callable[[str], object]
 def repair(store: Store, index_path: Path, key: bytes, progress: Progress) -> RepairResult:
     """See the module's text. No other process may have the repository open for writing. Open readers notice the new
     index. Conflict (another process writes), VersionMismatch (nothing is touched), OutOfSpace, OSError."""
-    with locked(index_path):
-        return _repair(store, index_path, key, progress)
-
-
-@contextmanager
-def locked(index_path: Path) -> Iterator[None]:
-    """Hold the writer's lock."""
     with files.closing_fd(lock(index_path)):
-        yield
+        return _repair(store, index_path, key, progress)
 
 
 def _repair(store: Store, index_path: Path, key: bytes, progress: Progress) -> RepairResult:
@@ -64,7 +56,7 @@ def _repair(store: Store, index_path: Path, key: bytes, progress: Progress) -> R
     index = _open(index_path)
     try:
         if index is not None:
-            suspicious = _suspicious(store, index, index_path, key, progress)
+            suspicious = _find_suspicious(store, index, index_path, key, progress)
             if suspicious is None:
                 return RepairResult((), ())
             return _Repair(store, index_path, key, progress).run(index, suspicious)
@@ -99,7 +91,7 @@ def _open(index_path: Path) -> Index | None:
     return None
 
 
-def _suspicious(store: Store, index: Index, index_path: Path, key: bytes, progress: Progress) -> set[bytes] | None:
+def _find_suspicious(store: Store, index: Index, index_path: Path, key: bytes, progress: Progress) -> set[bytes] | None:
     """The objects that a check finds damaged; None if nothing at all is wrong."""
     reader = PackReader(store, index_path, key)
     try:
@@ -151,18 +143,18 @@ class _Repair:
         new: list[PackRow] = []
         for raw, entries in wanted.items():
             data, _ = read_what_is_left(self._store, pack.pack_key(raw))
-            copy = _copy_like(raw)
+            copy = Building(pack.made_at_s(raw))
             for entry in sorted(entries, key=lambda entry: entry.offset):
                 if copy.bytes + entry.stored > 2 * TARGET_BYTES and copy.entries:
                     new.append(self._put(copy, chosen))
-                    copy = _copy_like(raw)
-                copy.add(entry, data[entry.offset : entry.offset + entry.stored])
+                    copy = Building(pack.made_at_s(raw))
+                copy.append(entry, [data[entry.offset : entry.offset + entry.stored]])
             new.append(self._put(copy, chosen))
             self._actions.append(f"saved {number_of(len(entries), 'object')} out of the damaged pack {raw.hex()}")
         return new
 
-    def _put(self, copy: Copy, chosen: dict[bytes, IndexEntry]) -> PackRow:
-        row = copy.put(self._store)
+    def _put(self, copy: Building, chosen: dict[bytes, IndexEntry]) -> PackRow:
+        row = put_copy(self._store, copy)
         hit("repo.repair.saved")
         chosen.update((entry.id, entry) for entry in copy.entries)
         return row
@@ -250,14 +242,14 @@ class _Repair:
         existed)."""
         reader, index = PackReader(self._store, self._path, self._key), Index(self._path, write=True)
         try:
-            bad = _unreadable(reader, index, suspicious)
+            bad = _find_unreadable(reader, index, suspicious)
             if bad:
                 with index.transaction():
                     index.remove_objects(sorted(bad))
                 self._gone |= bad if known is None else bad & known
                 self._actions.append(f"removed {number_of(len(bad), 'unreadable object')} from the index")
             if known is None:
-                self._gone |= _named_and_missing(reader, index)
+                self._gone |= _find_missing(reader, index)
         finally:
             reader.close()
             index.close()
@@ -279,11 +271,7 @@ def _entries(index: Index | None) -> dict[bytes, IndexEntry]:
     return entries
 
 
-def _copy_like(raw: bytes) -> Copy:
-    return Copy(pack.made_at_s(raw))
-
-
-def _unreadable(reader: PackReader, index: Index, suspicious: set[bytes]) -> set[bytes]:
+def _find_unreadable(reader: PackReader, index: Index, suspicious: set[bytes]) -> set[bytes]:
     """Lists that lack parts (at any depth), unreadable members of `suspicious`, and deltas against either."""
     bad: set[bytes] = set()
     for raw in suspicious:
@@ -324,7 +312,7 @@ def _is_whole(reader: PackReader, index: Index, raw: bytes, bad: set[bytes]) -> 
     return bad.isdisjoint(parts) and len(index.find_many(list(set(parts)))) == len(set(parts))
 
 
-def _named_and_missing(reader: PackReader, index: Index) -> set[bytes]:
+def _find_missing(reader: PackReader, index: Index) -> set[bytes]:
     """Objects that directories name and the index does not have. Directories that are bases of deltas are left out:
     they may exist for that alone."""
     bases = {entry.base for entry in index.objects(ObjectKind.TREE)}

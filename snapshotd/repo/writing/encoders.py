@@ -13,7 +13,7 @@ from snapshotd.repo.reading.reader import PackReader
 from snapshotd.repo.writing.pending import INLINE_BYTES, Queued
 
 TASK_BYTES, _BULK_TASK_BYTES = 512 << 10, 4 << 20
-_MAX_TASKS = 4
+_THREADS, _MAX_TASKS = 2, 4
 _CHECK_ALL_BYTES = 8 << 20
 _CHECK_EVERY = 8
 
@@ -24,9 +24,9 @@ Done = list[tuple[Queued, Encoded]]
 class Encoders:
     """Encodes objects in the order in which they are added. The caller takes every result."""
 
-    def __init__(self, threads: int, job: Callable[[Queued, bool], Job]) -> None:
+    def __init__(self, job: Callable[[Queued, bool], Job]) -> None:
         """`job`: called in any thread; with True, the result is checked."""
-        self._threads, self._job = threads, job
+        self._job = job
         self._pool: ThreadPoolExecutor | None = None
         self.clear()
 
@@ -53,7 +53,7 @@ class Encoders:
             yield self._encode(task, True)
             return
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, "repo-encode")
+            self._pool = ThreadPoolExecutor(_THREADS, "repo-encode")
         self._number += 1
         check = self._queued_bytes <= _CHECK_ALL_BYTES or self._number % _CHECK_EVERY == 0
         self._tasks.append(self._pool.submit(self._encode, task, check))
@@ -68,7 +68,7 @@ class Encoders:
         while len(self._tasks) > leave or (self._tasks and self._tasks[0].done()):
             yield self._tasks.popleft().result()
 
-    def nothing_queued(self) -> None:
+    def forget_queued(self) -> None:
         """All that was added is in the index: what comes next may be encoded in place again."""
         self._queued_bytes = 0
 

@@ -60,7 +60,7 @@ class PackOutput:
         row = building.row()
         if not self._puts and building.bytes <= INLINE_BYTES:
             put_pack(self._store, building)
-            self._put_done(row, building.entries)
+            self._note_put(row, building.entries)
             return
         if self._putter is None:
             self._putter = ThreadPoolExecutor(_PUTTERS, "repo-put")
@@ -73,9 +73,9 @@ class PackOutput:
             future, row, entries = self._puts[0]
             future.result()
             self._puts.popleft()
-            self._put_done(row, entries)
+            self._note_put(row, entries)
 
-    def _put_done(self, row: PackRow, entries: list[IndexEntry]) -> None:
+    def _note_put(self, row: PackRow, entries: list[IndexEntry]) -> None:
         self.stored.append((row, entries))
         self._durable(entries)
 

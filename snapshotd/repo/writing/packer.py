@@ -98,7 +98,7 @@ class Packer:
             return content.hex()
         source = io.BytesIO(data)
         parts = []
-        for chunk in chunks.cut(source.read(chunks.WHOLE_BYTES + 1), source.read):
+        for chunk in chunks.cut_chunks(source.read(chunks.WHOLE_BYTES + 1), source.read):
             raw = self._reader.identity.content(chunk)
             wanted[raw] = chunk
             parts.append([raw.hex(), len(chunk)])

@@ -163,7 +163,7 @@ class Packers:
         """One answer, or the end of the process."""
         answer = peer.receive()
         if answer is None:
-            self._lost(peer)
+            self._drop_peer(peer)
             return
         if "error" in answer:
             raise error_of(answer)
@@ -182,7 +182,7 @@ class Packers:
                 offset += stored
         self._told(entries, [PackRow(bytes.fromhex(pack), size, count) for pack, size, count in answer["packs"]])
 
-    def _lost(self, peer: _Peer) -> None:
+    def _drop_peer(self, peer: _Peer) -> None:
         """Leaves the files of a dead process to the writer. Lost: the process held objects that are not durable."""
         peer.kill()
         self._peers[peer.number] = None

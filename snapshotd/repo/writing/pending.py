@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import xxhash
@@ -70,10 +71,11 @@ class Queued:
 
 
 class Building:
-    """The pack that frames are added to."""
+    """The pack that frames are added to, new ones or those of another pack."""
 
-    def __init__(self) -> None:
-        self.id = pack.new_pack_id()
+    def __init__(self, made_at_s: float | None = None) -> None:
+        """`made_at_s`: see `pack.new_pack_id`."""
+        self.id = pack.new_pack_id(made_at_s)
         head = pack.encode_head(self.id)
         self.parts: list[pack.Part] = [head]
         self.bytes = len(head)
@@ -81,11 +83,16 @@ class Building:
         self._checksum = xxhash.xxh3_64(head)
 
     def add(self, frame: Encoded, depth: int) -> IndexEntry:
-        entry = IndexEntry(frame.id, frame.kind, self.id, self.bytes, frame.stored, frame.plain, frame.base, depth)
-        self.parts += frame.parts
-        for part in frame.parts:  # now, while they are in the processor's cache
+        entry = IndexEntry(frame.id, frame.kind, b"", 0, 0, frame.plain, frame.base, depth)
+        return self.append(entry, frame.parts)
+
+    def append(self, entry: IndexEntry, parts: Sequence[pack.Part]) -> IndexEntry:
+        """Take over a whole frame; `entry` describes it, and is returned with its place here."""
+        entry = entry._replace(pack=self.id, offset=self.bytes, stored=sum(map(len, parts)))
+        self.parts += parts
+        for part in parts:  # now, while they are in the processor's cache
             self._checksum.update(part)
-        self.bytes += frame.stored
+        self.bytes += entry.stored
         self.entries.append(entry)
         return entry
 

@@ -9,7 +9,7 @@ from snapshotd.repo.base import ObjectKind
 from snapshotd.repo.format import pack
 from snapshotd.repo.format.encode import Encoded
 from snapshotd.repo.format.index import Index, IndexEntry, PackRow
-from snapshotd.repo.reading.finder import Finder, closed
+from snapshotd.repo.reading.finder import Finder, closed_error
 from snapshotd.repo.writing.pending import Queued
 
 Stored = list[tuple[PackRow, list[IndexEntry]]]
@@ -50,7 +50,7 @@ class Unflushed(Finder):
         """An object, or its place in a pack; None if it is not one of these."""
         return self._objects.get(raw)
 
-    def without_existing(self, batch: list[Queued]) -> tuple[list[Queued], dict[bytes, IndexEntry]]:
+    def drop_existing(self, batch: list[Queued]) -> tuple[list[Queued], dict[bytes, IndexEntry]]:
         """The objects of a batch that do not exist yet, and the places of the others and of previous versions in the
         index."""
         if not batch:
@@ -59,7 +59,7 @@ class Unflushed(Finder):
         known = self.index().find_many([raw for raw in wanted if not isinstance(self.get(raw), IndexEntry)])
         for queued in batch:
             if queued.id in known:
-                self.exists(queued)
+                self.drop_known(queued)
         return [queued for queued in batch if queued.id not in known], known
 
     @property
@@ -74,7 +74,7 @@ class Unflushed(Finder):
 
     def index(self) -> Index:
         if self._index is None:
-            raise closed(self._path)
+            raise closed_error(self._path)
         return self._index
 
     def place_of(self, raw: bytes) -> IndexEntry | None:
@@ -107,7 +107,7 @@ class Unflushed(Finder):
         """An object was saved."""
         self._objects[queued.id] = queued
 
-    def exists(self, queued: Queued) -> None:
+    def drop_known(self, queued: Queued) -> None:
         """The index has had it all along."""
         del self._objects[queued.id]
 
@@ -124,12 +124,12 @@ class Unflushed(Finder):
                 self._elsewhere.setdefault(entry.pack, []).append(entry)
         return [(row, self._elsewhere.pop(row.id, [])) for row in rows]
 
-    def durable(self, entries: list[IndexEntry]) -> None:
+    def note_durable(self, entries: list[IndexEntry]) -> None:
         """The pack of these is durable: it is read from the store."""
         for entry in entries:
             self._frames.pop(entry.id, None)
 
-    def indexed(self, stored: Stored) -> None:
+    def note_indexed(self, stored: Stored) -> None:
         """The index has these."""
         for _, entries in stored:
             for entry in entries:

@@ -30,14 +30,14 @@ from pathlib import Path
 
 from snapshotd import failpoints
 from snapshotd.errors import InternalError, LimitExceeded, NotFound, OutOfSpace, SnapshotdError
-from snapshotd.repo.base import ObjectKind, PlainFile, Reader, RepositoryWriter, Saved, Tree
+from snapshotd.repo.base import ForwardedReads, ObjectKind, PlainFile, Reader, RepositoryWriter, Saved, Tree
 from snapshotd.repo.format import chunks, compress, pack
 from snapshotd.repo.format.ids import raw_id
 from snapshotd.repo.format.index import Index, IndexEntry, PackRow, open_index
 from snapshotd.repo.format.record import encode_record
 from snapshotd.repo.format.tree import MAX_ENTRIES, encode_tree
-from snapshotd.repo.reading.finder import closed
-from snapshotd.repo.reading.reader import CACHE_BYTES, PackReader
+from snapshotd.repo.reading.finder import closed_error
+from snapshotd.repo.reading.reader import PackReader
 from snapshotd.repo.writing import packers
 from snapshotd.repo.writing.bases import Bases
 from snapshotd.repo.writing.encoders import TASK_BYTES, Done, Encoders, job_of
@@ -82,7 +82,7 @@ class _Batch:
         return objects
 
 
-class PackRepository(RepositoryWriter):
+class PackRepository(ForwardedReads, RepositoryWriter):
     """The repository for reading and writing. One per repository: a second one is refused with Conflict (lock file
     beside the index)."""
 
@@ -91,8 +91,6 @@ class PackRepository(RepositoryWriter):
         store: Store,
         index_path: Path,
         key: bytes,
-        cache_bytes: int = CACHE_BYTES,
-        threads: int = 2,
         packer_command: Sequence[str] | None = None,
         index_kind: type[Index] = Index,
     ) -> None:
@@ -104,12 +102,12 @@ class PackRepository(RepositoryWriter):
             self.index = open_index(index_path, store, index_kind)
             opened.callback(self.index.close)
             self._unflushed = Unflushed(self.index)
-            self.reader = PackReader(store, index_path, key, cache_bytes, self._unflushed)
+            self.reader: PackReader = PackReader(store, index_path, key, finder=self._unflushed)
             opened.pop_all()
         self._bases = Bases(self._unflushed)
-        self._encoders = Encoders(threads, partial(job_of, self.reader))
-        self._output = PackOutput(store, self._unflushed.durable)
-        self._packers = None if packer_command is None else packers.Packers(packer_command, self._packed)
+        self._encoders = Encoders(partial(job_of, self.reader))
+        self._output = PackOutput(store, self._unflushed.note_durable)
+        self._packers = None if packer_command is None else packers.Packers(packer_command, self._take_packed)
         self.saved = Saved(0, 0, 0)
         self._broken: str | None = None
         self._closed = False
@@ -138,33 +136,6 @@ class PackRepository(RepositoryWriter):
         self.reader.close()
         os.close(self._lock_fd)
 
-    def contains(self, object_id: BlobID | TreeID | RecordID) -> bool:
-        return self.reader.contains(object_id)
-
-    def load_tree(self, tree_id: TreeID) -> Tree:
-        return self.reader.load_tree(tree_id)
-
-    def load_record(self, record_id: RecordID) -> bytes:
-        return self.reader.load_record(record_id)
-
-    def records(self) -> Iterator[tuple[RecordID, bytes]]:
-        return self.reader.records()
-
-    def stored_bytes(self) -> int:
-        return self.reader.stored_bytes()
-
-    def size_bytes(self, content: BlobID) -> int:
-        return self.reader.size_bytes(content)
-
-    def load(self, content: BlobID) -> Iterator[bytes]:
-        return self.reader.load(content)
-
-    def load_many(self, contents: Sequence[BlobID]) -> list[bytes | memoryview | None]:
-        return self.reader.load_many(contents)
-
-    def read(self, content: BlobID, offset: int, length: int) -> bytes:
-        return self.reader.read(content, offset, length)
-
     def save_bytes(self, data: bytes, previous: BlobID | None = None, name: bytes | None = None) -> BlobID:
         if len(data) > chunks.WHOLE_BYTES:
             return self.save_content(io.BytesIO(data).read, previous)
@@ -183,7 +154,7 @@ class PackRepository(RepositoryWriter):
         earlier = _hint(previous)
         guide = Guide(self.reader.contents.parts_of(earlier))
         parts: list[tuple[bytes, int]] = []
-        for chunk in chunks.cut(begin, read):
+        for chunk in chunks.cut_chunks(begin, read):
             hasher.update(chunk)
             raw = self.reader.identity.content(chunk)
             parts.append((raw, len(chunk)))
@@ -206,9 +177,9 @@ class PackRepository(RepositoryWriter):
             answers = self._packers.save(dir_fd, files)
         self._step.bytes += size
         self._seen_bytes += size
-        return lambda: self._saved_files(answers)
+        return lambda: self._take_saved_files(answers)
 
-    def _saved_files(self, answers: Callable[[], list[packers.Saved]]) -> list[BlobID | None]:
+    def _take_saved_files(self, answers: Callable[[], list[packers.Saved]]) -> list[BlobID | None]:
         with self._writing():
             saved = answers()
             for content, parts in (one for one in saved if isinstance(one, tuple)):
@@ -216,7 +187,7 @@ class PackRepository(RepositoryWriter):
                     self._save_list(bytes.fromhex(content), parts, None)
         return [None if one is None else BlobID(one if isinstance(one, str) else one[0]) for one in saved]
 
-    def _packed(self, entries: list[IndexEntry], rows: list[PackRow]) -> None:
+    def _take_packed(self, entries: list[IndexEntry], rows: list[PackRow]) -> None:
         """Take in the entries of other processes, and the packs of theirs that have become durable."""
         self._output.add_stored(self._unflushed.place_elsewhere(entries, rows))
 
@@ -277,7 +248,7 @@ class PackRepository(RepositoryWriter):
 
     def _dispatch(self) -> None:
         """Have the batch encoded: without existing objects, and with the bases of deltas."""
-        fresh, known = self._unflushed.without_existing(self._batch.take())
+        fresh, known = self._unflushed.drop_existing(self._batch.take())
         for queued in fresh:
             self._plan(queued, known)
             self._place(self._encoders.add(queued))
@@ -328,14 +299,14 @@ class PackRepository(RepositoryWriter):
                 self.index.add_stored(self._output.stored[added:])
                 stored = self._output.take_stored()  # the index may know them from here on: no failure takes them back
             failpoints.hit("repo.index.committed")
-        self._unflushed.indexed(stored)
+        self._unflushed.note_indexed(stored)
         packed, objects = sum(row.bytes for row, _ in stored), sum(row.objects for row, _ in stored)
         self.saved = Saved(
             self.saved.objects + objects, self.saved.packed_bytes + packed, self.saved.plain_bytes + self._seen_bytes
         )
         self._seen_bytes = 0
         if self._unflushed.empty:
-            self._encoders.nothing_queued()
+            self._encoders.forget_queued()
 
     @property
     def refuses(self) -> bool:
@@ -349,7 +320,7 @@ class PackRepository(RepositoryWriter):
             what = f"the repository of {self.index.path}"
             raise OSError(errno.EIO, f"{what} refuses to write since an earlier failure ({self._broken}): reopen it")
         if self._closed:
-            raise closed(self.index.path)
+            raise closed_error(self.index.path)
         try:
             yield
         except OutOfSpace:

@@ -65,17 +65,17 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def test_an_outage_of_the_store_passes(rig: Rig) -> None:
-    kept = rig.archiver.record(b"kept", None)
+    kept = rig.archiver.archive_record(b"kept", None)
     rig.archiver.flush()
     rig.store.down = True
     for _ in range(2):
         rig.archiver.begin()
-        rig.archiver.record(b"a", None)
+        rig.archiver.archive_record(b"a", None)
         with pytest.raises(OSError, match="cannot be reached"):
             rig.archiver.flush()
     rig.store.down = False
     rig.archiver.begin()
-    again = [rig.archiver.record(name, None) for name in (b"a", b"b")]
+    again = [rig.archiver.archive_record(name, None) for name in (b"a", b"b")]
     rig.archiver.flush()
     rig.whole(kept, *again)
 
@@ -83,14 +83,14 @@ def test_an_outage_of_the_store_passes(rig: Rig) -> None:
 @pytest.mark.parametrize("how", ["given up", "killed"])
 def test_what_was_given_up_meanwhile_does_not_count_as_flushed(rig: Rig, how: str) -> None:
     rig.archiver.begin()
-    rig.archiver.record(b"a", None)
+    rig.archiver.archive_record(b"a", None)
     if how == "killed":
         rig.kill()
     else:
         rig.maintenance.writer().give_up()
-    rig.archiver.record(b"b", None)
+    rig.archiver.archive_record(b"b", None)
     with pytest.raises(InternalError, match="archived again"):
         rig.archiver.flush()
-    again = [rig.archiver.record(name, None) for name in (b"a", b"b")]
+    again = [rig.archiver.archive_record(name, None) for name in (b"a", b"b")]
     rig.archiver.flush()
     rig.whole(*again)

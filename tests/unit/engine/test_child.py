@@ -82,7 +82,7 @@ def open_handler():
     look()
     return handle
 
-child.serve(child.opened(open_handler))
+child.serve(child.open_lazily(open_handler))
 """
 
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.transfer.export import ImageFacts, export_oci, export_tar, reference_of
+from snapshotd.engine.transfer.export import ImageFacts, export_oci, reference_of
 from snapshotd.errors import OutOfSpace
+from snapshotd.formats.tar_writer import write_tree
 from snapshotd.images.archive_file import TarBlobs, open_archive
 from snapshotd.kernel import files
 from snapshotd.trees.stack_view import StackView
@@ -47,7 +48,7 @@ def exported(view: View, scratch: Path) -> bytes:
 
 def test_tar_is_the_tree(view: View, tmp_path: Path) -> None:
     out = io.BytesIO()
-    assert export_tar(view, out.write) == ()
+    assert write_tree(view, out.write) == ()
     with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as tar:
         assert {name.removeprefix("./") for name in tar.getnames()} == {
             os.fsdecode(path) or "." for path in manifest(view)

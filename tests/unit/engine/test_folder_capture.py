@@ -32,7 +32,7 @@ class Captured:
         copied = Capture(self.root, HostUser(os.getuid(), os.getgid()), found, longest_s)
         copied.write(self.layer)
         for path, mark, digest in copied.took:
-            self.index.took(path, mark, digest)
+            self.index.note_captured(path, mark, digest)
         self.index.note_look(found.began_ns)
         return copied
 
@@ -90,7 +90,7 @@ def test_a_folder_that_took_too_long_is_not_tried_again_until_its_rules_change(
 
     def hook() -> None:
         found.check(captured.root)
-        with found.noting(captured.root):
+        with found.note(captured.root):
             tried.append(1)
             raise LimitExceeded("too much")
 

@@ -56,7 +56,7 @@ def one(**more: object) -> Integration:
 )
 def test_what_cannot_be_used_is_refused(monkeypatch: pytest.MonkeyPatch, more: dict[str, object], words: str) -> None:
     monkeypatch.setitem(INTEGRATIONS, "none-such", one(**more))
-    with pytest.raises(Unsupported, match=words) as raised, integrations.required("none-such"):
+    with pytest.raises(Unsupported, match=words) as raised, integrations.require("none-such"):
         pytest.fail("it was not refused")
     assert "pip install 'snapshotd[none-such]'" in raised.value.message
 
@@ -76,7 +76,7 @@ def test_what_cannot_be_imported_is_one_sentence_where_it_is_no_fault_of_ours(
     monkeypatch: pytest.MonkeyPatch, fault: ImportError, words: str | None
 ) -> None:
     monkeypatch.setitem(INTEGRATIONS, "none-such", one(package="pytest", below=(99,)))
-    for way, kind in ((integrations.required, Unsupported), (integrations.required_at_import, ImportError)):
+    for way, kind in ((integrations.require, Unsupported), (integrations.require_at_import, ImportError)):
         with pytest.raises(kind if words else ImportError) as raised, way("none-such"):
             raise fault
         if words is None:
@@ -84,7 +84,7 @@ def test_what_cannot_be_imported_is_one_sentence_where_it_is_no_fault_of_ours(
         else:
             assert words in str(raised.value)
             assert str(raised.value).endswith("run `pip install 'snapshotd[none-such]'`")
-    outer, inner = integrations.required("none-such"), integrations.required_at_import("none-such")
+    outer, inner = integrations.require("none-such"), integrations.require_at_import("none-such")
     with pytest.raises(ImportError if words is None else Unsupported) as raised, outer, inner:
         raise fault
     assert str(raised.value).count("run `") == (0 if words is None else 1), "it is said once"

@@ -11,8 +11,10 @@ from typing import cast
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.config import Config
 from snapshotd.engine.context import Context
-from snapshotd.engine.storage.evict import evict
+from snapshotd.engine.storage.cold import Cold
+from snapshotd.engine.storage.evict import Disposal
 from snapshotd.engine.storage.merging import FAN_IN, Merger
 from snapshotd.engine.storage.worker import Worker
 from snapshotd.layers.store import LayerStore
@@ -32,7 +34,7 @@ class Layers(LayerStore):
     def note(self, layer: LayerID, size_bytes: int) -> None:
         self._note(layer, size_bytes)
         if self.evicting is not None:
-            evict(self.evicting, self.merger, 0)
+            Disposal(self.evicting, self.merger, cast(Cold, SimpleNamespace(prepare=lambda: None))).evict()
 
 
 @pytest.fixture
@@ -70,7 +72,9 @@ def test_a_run_is_merged_and_taken(layers: Layers) -> None:
 def test_what_is_evicted_as_soon_as_it_was_merged_is_not_stood_on(layers: Layers) -> None:
     stack = deep_stack(layers)
     assert layers.hold(stack.layers)
-    layers.evicting = cast(Context, SimpleNamespace(store=layers, catalog=SqliteCatalog(":memory:")))
+    layers.evicting = cast(
+        Context, SimpleNamespace(store=layers, catalog=SqliteCatalog(":memory:"), config=Config(layer_budget_bytes=0))
+    )
     assert layers.merger.work(stack)
     layers.evicting = None
     assert layers.merger.apply(stack) == stack

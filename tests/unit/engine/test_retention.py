@@ -15,11 +15,11 @@ from snapshotd.api.storage import Policy
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.storage.retention import (
     RetentionDecision,
+    find_protected,
     format_policy,
     get_policy,
     parse_policy,
     plan,
-    protected,
     set_policy,
     trim,
 )
@@ -254,7 +254,7 @@ def test_what_the_catalog_protects(catalog: SqliteCatalog) -> None:
     catalog.tag(line_of[2].id, "best")
     catalog.add_trajectories([(fork(line_of[3], line, "try"), None)])
     store(catalog, *line_of[:6], line_of[7])
-    reasons = protected(catalog, {line_of[4].id})
+    reasons = find_protected(catalog, {line_of[4].id})
     assert reasons == {
         line_of[0].id: "first of its trajectory",
         line_of[2].id: reasons[line_of[2].id],
@@ -276,7 +276,7 @@ def test_a_forks_own_line_is_protected_too(catalog: SqliteCatalog) -> None:
     own.append(committed(catalog, own[-1]))
     own.append(committed(catalog, own[-1]))
     store(catalog, first, second, *own)
-    reasons = protected(catalog, set())
+    reasons = find_protected(catalog, set())
     assert reasons == {
         first.id: f"fork {short(forked.id)} began here",
         second.id: f"head of {short(line.id)}",
@@ -298,7 +298,7 @@ def test_where_programs_began_and_what_awaits_an_approval_are_protected(catalog:
     catalog.approvals.add(pending)
     catalog.approvals.add(decided)
     catalog.approvals.decide(decided.id, ApprovalStatus.DENIED, at_ns=1, by=None, reason=None)
-    assert protected(catalog, set()) == {
+    assert find_protected(catalog, set()) == {
         first.id: "first of its trajectory",
         snapshots[1].id: "the program of main began here",
         snapshots[2].id: f"approval {short(pending.id)} is pending",

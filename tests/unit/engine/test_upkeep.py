@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.engine import Engine
-from snapshotd.engine.storage.archiver import ToldOfPeers
 from snapshotd.engine.storage.upkeep import PruneScope
-from snapshotd.repo.base import Roots
+from snapshotd.repo.base import Peers, Roots
 
 
 class Watched(PruneScope):
@@ -20,7 +19,7 @@ class Watched(PruneScope):
         self.asked.append("references")
         return super().more_roots()
 
-    def peers(self) -> ToldOfPeers | None:
+    def peers(self) -> Peers | None:
         self.asked.append("segments")
         return super().peers()
 

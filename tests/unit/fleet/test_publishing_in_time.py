@@ -29,7 +29,7 @@ def test_what_was_stored_too_long_ago_is_not_published(postgres: PostgresServer,
             late = pytest.raises(Conflict, match="were published 21660 s ago and its row was not")
             with late, fleet.publishing(claim, FIRST, SECOND, stored_ns=now_ns - PUBLISH_WITHIN_NS - 60 * SECOND_NS):
                 pass
-            assert fleet.published([FIRST, SECOND]) == [FIRST]
+            assert fleet.find_published([FIRST, SECOND]) == [FIRST]
             assert fleet.owner(LINE).head == FIRST
             with fleet.publishing(claim, FIRST, SECOND, stored_ns=fleet.clock_ns()) as new:
                 assert new

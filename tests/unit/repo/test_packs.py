@@ -199,7 +199,7 @@ def test_a_whole_base_can_be_used() -> None:
 def test_chunks_are_within_their_bounds(size: int) -> None:
     for data in (random.Random(size).randbytes(size), bytes(size)):
         source = io.BytesIO(data)
-        found = list(chunks.cut(source.read(1000), source.read))
+        found = list(chunks.cut_chunks(source.read(1000), source.read))
         assert b"".join(found) == data
         assert all(chunks.MIN_CHUNK_BYTES <= len(chunk) <= chunks.MAX_CHUNK_BYTES for chunk in found[:-1])
         assert not found or 0 < len(found[-1]) <= chunks.MAX_CHUNK_BYTES
@@ -208,8 +208,8 @@ def test_chunks_are_within_their_bounds(size: int) -> None:
 def test_cuts_do_not_depend_on_the_blocks_that_are_read() -> None:
     data = random.Random(2).randbytes(20 << 20)
     source = io.BytesIO(data)
-    whole = list(chunks.cut(source.read(1), source.read))
-    shifted = list(chunks.cut(b"", io.BytesIO(b"inserted" + data).read))
+    whole = list(chunks.cut_chunks(source.read(1), source.read))
+    shifted = list(chunks.cut_chunks(b"", io.BytesIO(b"inserted" + data).read))
     assert len(set(whole) & set(shifted)) >= len(whole) - 3
 
 

@@ -13,7 +13,6 @@ import pytest
 
 from snapshotd.repo.base import Roots, Tree, TreeEntry
 from snapshotd.repo.fleet import reads
-from snapshotd.repo.fleet.base import BucketPeers
 from snapshotd.repo.fleet.blocks import BLOCK_BYTES, DiskBlocks
 from snapshotd.repo.fleet.cached import CachedStore
 from snapshotd.repo.fleet.maintenance import FleetMaintenance
@@ -22,6 +21,7 @@ from snapshotd.repo.fleet.reads import BucketOrders, order_key
 from snapshotd.repo.reading.reader import PackReader
 from snapshotd.store.memory import MemoryStore
 from snapshotd.types import BlobID, Kind, TreeID
+from tests.fleet_rig import BucketPeers
 
 KEY = bytes(range(32))
 BELOW = TreeID("b" * 64)

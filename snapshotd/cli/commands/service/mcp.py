@@ -66,7 +66,7 @@ def command(
     reaches no folder of this machine. Calls that the policy file gates are asked about at the client, if it can ask its
     user, else they wait for `snapshotd approve`.
     """
-    with integrations.required("mcp"):  # only then: a web server, which no other command needs
+    with integrations.require("mcp"):  # only then: a web server, which no other command needs
         from snapshotd.integrations.mcp import transports
         from snapshotd.integrations.mcp.server import McpOptions, SnapshotdServer
         from snapshotd.integrations.token_file import token_of

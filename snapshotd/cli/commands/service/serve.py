@@ -95,7 +95,7 @@ def command(ctx: click.Context, /, listen: str | None, tls_cert: Path | None, tl
 def _serve_e2b(
     ctx: click.Context, listen: str, certificate: Path | None, private_key: Path | None, options: dict[str, Any]
 ) -> int:
-    with integrations.required("e2b"):  # only then: a web server, which no other command needs
+    with integrations.require("e2b"):  # only then: a web server, which no other command needs
         from snapshotd.daemon.access.address import parse_listen
         from snapshotd.integrations.e2b.keys import owners_of
         from snapshotd.integrations.e2b.listening import WireAddress

@@ -45,7 +45,7 @@ def new_place() -> bytes:
     return PLACE + secrets.token_hex(8).encode()
 
 
-def numbered(number: int) -> bytes:
+def file_name(number: int) -> bytes:
     """The name of the file of this change in the place."""
     return b"n%d" % number
 
@@ -81,7 +81,7 @@ class OutPlace:
             os.close(fd)
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
+    def hold_open(self) -> Iterator[None]:
         """The place is open inside, and gone afterwards, unless something in it could not be brought back."""
         with acting_as(self.user):
             self.fd = files.open_dir(self.folder, self.name)
@@ -90,7 +90,7 @@ class OutPlace:
         finally:
             with contextlib.suppress(OSError), acting_as(self.user):
                 for number in self.unused:
-                    os.unlink(numbered(number), dir_fd=self.fd)
+                    os.unlink(file_name(number), dir_fd=self.fd)
                 for name in os.listdir(self.fd):
                     if name.startswith("w"):
                         os.unlink(name, dir_fd=self.fd)
@@ -157,7 +157,7 @@ class NewFiles:
             try:
                 with acting_as(self._user):
                     os.link(first, half, src_dir_fd=self._place.fd, dst_dir_fd=self._place.fd, follow_symlinks=False)
-                    os.rename(half, numbered(number), src_dir_fd=self._place.fd, dst_dir_fd=self._place.fd)
+                    os.rename(half, file_name(number), src_dir_fd=self._place.fd, dst_dir_fd=self._place.fd)
             except OSError as exc:
                 if exc.errno not in _NO_SUCH_LINK:
                     raise
@@ -179,9 +179,9 @@ class NewFiles:
                 os.close(fd)
         self._give_to_owner(half, entry)
         with acting_as(self._user):
-            os.rename(half, numbered(number), src_dir_fd=self._place.fd, dst_dir_fd=self._place.fd)
+            os.rename(half, file_name(number), src_dir_fd=self._place.fd, dst_dir_fd=self._place.fd)
         self._place.unused.add(number)
-        facts = facts_of(os.stat(numbered(number), dir_fd=self._place.fd, follow_symlinks=False))
+        facts = facts_of(os.stat(file_name(number), dir_fd=self._place.fd, follow_symlinks=False))
         if entry.kind is Kind.FILE and entry.nlink > 1:
             self._keep_for_links(number, entry, facts)
         return facts
@@ -192,7 +192,11 @@ class NewFiles:
         try:
             with acting_as(self._user):
                 os.link(
-                    numbered(number), other, src_dir_fd=self._place.fd, dst_dir_fd=self._place.fd, follow_symlinks=False
+                    file_name(number),
+                    other,
+                    src_dir_fd=self._place.fd,
+                    dst_dir_fd=self._place.fd,
+                    follow_symlinks=False,
                 )
         except OSError as exc:
             if exc.errno not in _NO_SUCH_LINK:

@@ -95,7 +95,7 @@ def changes_of(context: Context, snapshot: Snapshot) -> FolderChanges | None:
     own = catalog.own_entries(snapshot.id)
     is_agents = bool(own) or "files" in snapshot.call.arguments
     listed = (own[0].details if own else snapshot.call.arguments).get("files") if is_agents else None
-    names = set(listed) if listed is not None else _compared(context, catalog, snapshot)
+    names = set(listed) if listed is not None else _compare_trees(context, catalog, snapshot)
     if names is None:
         return None
     if not is_agents:
@@ -103,7 +103,7 @@ def changes_of(context: Context, snapshot: Snapshot) -> FolderChanges | None:
     return FolderChanges({str(own[0].details.get("session") or "unnamed") if own else REWIND: names})
 
 
-def _compared(context: Context, catalog: Catalog, snapshot: Snapshot) -> set[str] | None:
+def _compare_trees(context: Context, catalog: Catalog, snapshot: Snapshot) -> set[str] | None:
     if snapshot.parent is None or not snapshot.own_layers:
         return set()
     try:
@@ -167,7 +167,7 @@ class History:
                 counts[one] = counts.get(one, 0) + 1
         return counts
 
-    def chosen(self, session: str | None, to: Snapshot) -> set[str]:
+    def choose_owners(self, session: str | None, to: Snapshot) -> set[str]:
         """The owners whose changes are taken back. NotFound: the session has none. Conflict: `session` None, and there
         are several."""
         counts = self.sessions()
@@ -212,7 +212,9 @@ def plan(before: View, after: View, history: History, chosen: set[str], ignored:
         owners = history.owners.get(name_of(path), set())
         if not owners & chosen:
             continue
-        reason = _others(owners - chosen) if history.whole else "somebody may have changed it since; it is not known"
+        reason = (
+            _find_reason(owners - chosen) if history.whole else "somebody may have changed it since; it is not known"
+        )
         if reason is None:
             found.changes.append(change)
             found.owners[path] = owners
@@ -223,7 +225,7 @@ def plan(before: View, after: View, history: History, chosen: set[str], ignored:
     return found
 
 
-def _others(owners: set[str]) -> str | None:
+def _find_reason(owners: set[str]) -> str | None:
     sessions = sorted(owners - {PERSON})
     if PERSON in owners:
         return "somebody else has changed it since, too"
@@ -261,6 +263,6 @@ def _keep_moved_files(found: RewindPlan, history: History, chosen: set[str]) -> 
     found.changes = [change for change in found.changes if relative(change) not in found.left]
 
 
-def told(left: dict[bytes, str]) -> list[str]:
+def describe_left(left: dict[bytes, str]) -> list[str]:
     """A sentence for each path that stays."""
     return [f"{name_of(path)} stays as it is: {reason}" for path, reason in sorted(left.items())]

@@ -36,8 +36,8 @@ from snapshotd.engine.folders.rewinding.out_place import (
     NewFiles,
     OutPlace,
     facts_of,
+    file_name,
     is_written,
-    numbered,
 )
 from snapshotd.engine.folders.scan import open_file
 from snapshotd.failpoints import hit
@@ -87,7 +87,7 @@ class PuttingBack:
         except OSError as exc:
             self.left |= {relative(change): f"the folder cannot be written to: {exc.strerror}" for change in changes}
             return
-        with self._place.opened():
+        with self._place.hold_open():
             self._pass_open_databases(changes)
             numbered = [(n, change) for n, change in enumerate(changes) if relative(change) not in self.left]
             for number, change in reversed(numbered):
@@ -108,7 +108,7 @@ class PuttingBack:
     def recover(self, paths: Sequence[bytes]) -> None:
         """Settle a rewind of these paths that was cut off: files that came out are deleted if head or target have them;
         others are somebody's, and come back."""
-        with contextlib.suppress(FileNotFoundError), self._place.opened():
+        with contextlib.suppress(FileNotFoundError), self._place.hold_open():
             for name in sorted(map(os.fsencode, os.listdir(self._place.fd))):
                 number = int(name[1:]) if name[1:].isdigit() else len(paths)
                 if name[:1] != b"n" or number >= len(paths):
@@ -150,7 +150,7 @@ class PuttingBack:
                 self.done[path] = None
                 return
             with acting_as(self._user):
-                os.rename(name, numbered(number), src_dir_fd=parent, dst_dir_fd=self._place.fd)
+                os.rename(name, file_name(number), src_dir_fd=parent, dst_dir_fd=self._place.fd)
             hit("engine.folders.exchanged")
             self.done[path] = None
             self._check(number, path, None)
@@ -171,7 +171,7 @@ class PuttingBack:
                 return
             try:
                 with acting_as(self._user):
-                    files.exchange(self._place.fd, numbered(number), parent, name)
+                    files.exchange(self._place.fd, file_name(number), parent, name)
             except OSError as exc:
                 if exc.errno not in NO_SUCH_RENAME:
                     raise
@@ -191,9 +191,9 @@ class PuttingBack:
     def _put_in_two_steps(self, number: int, path: bytes, parent: int, name: bytes, facts: Facts) -> None:
         """Where the file system knows no exchange: for an instant nothing is there."""
         with acting_as(self._user):
-            os.rename(numbered(number), b"w%d" % number, src_dir_fd=self._place.fd, dst_dir_fd=self._place.fd)
+            os.rename(file_name(number), b"w%d" % number, src_dir_fd=self._place.fd, dst_dir_fd=self._place.fd)
             self._place.unused.discard(number)
-            os.rename(name, numbered(number), src_dir_fd=parent, dst_dir_fd=self._place.fd)
+            os.rename(name, file_name(number), src_dir_fd=parent, dst_dir_fd=self._place.fd)
         self.done[path] = None
         self._check(number, path, None)
         if path not in self.left:
@@ -202,9 +202,9 @@ class PuttingBack:
 
     def _check(self, number: int, path: bytes, replaced: Facts | None) -> None:
         """Compare what came out; what is not as the head has it goes back at once."""
-        reason = self._difference(numbered(number), path, self._head)
+        reason = self._difference(file_name(number), path, self._head)
         if reason is None:
-            st = os.stat(numbered(number), dir_fd=self._place.fd, follow_symlinks=False)
+            st = os.stat(file_name(number), dir_fd=self._place.fd, follow_symlinks=False)
             self._seen_ns[st.st_ino] = st.st_ctime_ns
             self._out.append(_Out(number, path, st, replaced))
         else:
@@ -226,16 +226,16 @@ class PuttingBack:
         """False: nothing is at the path any more. OSError (EEXIST): what is there is not ours."""
         try:
             with acting_as(self._user):
-                files.exchange(self._place.fd, numbered(number), parent, name)
+                files.exchange(self._place.fd, file_name(number), parent, name)
         except FileNotFoundError:
             return False
-        st = os.stat(numbered(number), dir_fd=self._place.fd, follow_symlinks=False)
+        st = os.stat(file_name(number), dir_fd=self._place.fd, follow_symlinks=False)
         if facts_of(st) == replaced:
             self._seen_ns[st.st_ino] = st.st_ctime_ns
             self._out.append(_Out(number, path, st, None, ours=True))
             return True
         with acting_as(self._user):
-            files.exchange(self._place.fd, numbered(number), parent, name)
+            files.exchange(self._place.fd, file_name(number), parent, name)
         raise FileExistsError(errno.EEXIST, "somebody has written there")
 
     def _bring_back(self, number: int, path: bytes) -> None:
@@ -249,13 +249,13 @@ class PuttingBack:
                 except FileExistsError:
                     pass
                 with acting_as(self._user):
-                    files.exchange(self._place.fd, numbered(number), parent, name)
-                if self._difference(numbered(number), path, self._to) is None:
+                    files.exchange(self._place.fd, file_name(number), parent, name)
+                if self._difference(file_name(number), path, self._to) is None:
                     with acting_as(self._user):
-                        os.unlink(numbered(number), dir_fd=self._place.fd)
+                        os.unlink(file_name(number), dir_fd=self._place.fd)
                     return
                 with acting_as(self._user):
-                    files.exchange(self._place.fd, numbered(number), parent, name)
+                    files.exchange(self._place.fd, file_name(number), parent, name)
         except OSError:
             pass
         self._keep(number, path)
@@ -269,7 +269,7 @@ class PuttingBack:
                 self._place.give(parent, name, number)
                 self.left[path] = f"{CHANGED}, and what was there is {name_of((at + b'/' + kept).lstrip(b'/'))} now"
                 return
-        self.left[path] = f"{CHANGED}, and what was there is {name_of(self._place.name + b'/' + numbered(number))} now"
+        self.left[path] = f"{CHANGED}, and what was there is {name_of(self._place.name + b'/' + file_name(number))} now"
 
     def _finish(self, group: Sequence[_Out]) -> None:
         """Delete a file that came out, by all of these names, if nobody has written to it since."""
@@ -278,9 +278,9 @@ class PuttingBack:
                 is_last_of_many = rest is None and len(group) > 1
                 if self._is_untouched(one) and not (is_last_of_many and self._differs_now(one)):
                     with acting_as(self._user):
-                        os.unlink(numbered(one.number), dir_fd=self._place.fd)
+                        os.unlink(file_name(one.number), dir_fd=self._place.fd)
                     if rest is not None:
-                        st = os.stat(numbered(rest.number), dir_fd=self._place.fd, follow_symlinks=False)
+                        st = os.stat(file_name(rest.number), dir_fd=self._place.fd, follow_symlinks=False)
                         self._note(st, facts_of(one.st))
                 elif one.ours:
                     self._keep(one.number, one.path)
@@ -288,7 +288,7 @@ class PuttingBack:
                     self._return(one.number, one.path, one.replaced, CHANGED)
             except OSError as exc:
                 self.left[one.path] = (
-                    f"{exc.strerror}; what was there is {name_of(self._place.name + b'/' + numbered(one.number))} now"
+                    f"{exc.strerror}; what was there is {name_of(self._place.name + b'/' + file_name(one.number))} now"
                 )
 
     def _note(self, st: os.stat_result, facts: Facts) -> None:
@@ -298,11 +298,11 @@ class PuttingBack:
 
     def _differs_now(self, one: _Out) -> bool:
         """True if a file is another one than head (or target) has: between two looks its names have changed by us."""
-        return self._difference(numbered(one.number), one.path, self._to if one.ours else self._head) is not None
+        return self._difference(file_name(one.number), one.path, self._to if one.ours else self._head) is not None
 
     def _is_untouched(self, one: _Out) -> bool:
         try:
-            name, seen_ns = numbered(one.number), self._seen_ns[one.st.st_ino]
+            name, seen_ns = file_name(one.number), self._seen_ns[one.st.st_ino]
             st = os.stat(name, dir_fd=self._place.fd, follow_symlinks=False)
             if (facts_of(st), st.st_ctime_ns) != (facts_of(one.st), seen_ns):
                 return False

@@ -20,14 +20,14 @@ from snapshotd.engine.folders.names import name_of
 from snapshotd.engine.folders.recording import UNDOABLE, FolderRecorder, OpenFolder, paths_of, rewind_key
 from snapshotd.engine.folders.rewinding.cut_off import CutOff
 from snapshotd.engine.folders.rewinding.out_place import Facts
-from snapshotd.engine.folders.rewinding.plan import FolderChanges, History, RewindPlan, changes_of, plan, told
+from snapshotd.engine.folders.rewinding.plan import FolderChanges, History, RewindPlan, changes_of, describe_left, plan
 from snapshotd.engine.folders.rewinding.putting_back import PuttingBack
 from snapshotd.engine.folders.user_files import UserFiles
 from snapshotd.engine.folders.writers import agent_of
 from snapshotd.engine.markers import is_marker
 from snapshotd.engine.sandbox.step import marker
 from snapshotd.engine.storage import look
-from snapshotd.engine.storage.cold import gone
+from snapshotd.engine.storage.cold import gone_error
 from snapshotd.errors import Conflict, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.kernel import files
@@ -71,7 +71,7 @@ class FolderRewinds:
             self._recorder.settle(folder, root)
             facts: dict[str, Any] = {"to": to.id, "mode": mode, "from": self._recorder.head(folder).id}
             history = History.since(self._context, trajectory, to.seq)
-            chosen = history.chosen(session, to) if mode != "conversation" else set()
+            chosen = history.choose_owners(session, to) if mode != "conversation" else set()
             line = self._cut_session(folder, to) if mode != "files" else None
             return self._put_back(folder, root, "rewind", facts, to, (history, chosen), line)
 
@@ -84,7 +84,7 @@ class FolderRewinds:
             before = self._catalog.get_snapshot(last.parent)
             mode = last.call.arguments["mode"]
             facts = {"of": last.id, "to": before.id, "mode": mode}
-            session = self._recorder.session(before) if mode != "files" else None
+            session = self._recorder.session_of(before) if mode != "files" else None
             changes = changes_of(self._context, last)
             chosen = set() if changes is None else set(changes.made)
             history = History.since(self._context, trajectory, before.seq)
@@ -105,14 +105,16 @@ class FolderRewinds:
         with self._held.reopen(trajectory, opener) as (folder, root):
             head = self._recorder.head(folder)
             if mode != "conversation":
-                scan, touches = self._recorder.seen(folder, root, keep=True)
+                scan, touches = self._recorder.find_changes(folder, root, keep=True)
                 history = History.since(self._context, trajectory, to.seq)
                 for part in parts_of(scan, touches, folder.calls, None, folder.agents):
                     history.add(part.changes)
-                found = self._plan(folder, head, to, history, history.chosen(session, to))
-                left = told(found.left | self._find_blind(folder, root, to))
+                found = self._plan(folder, head, to, history, history.choose_owners(session, to))
+                left = describe_left(found.left | self._find_blind(folder, root, to))
         messages: tuple[Message, ...] = ()
-        if mode != "files" and self._recorder.session(head).get("session") == self._recorder.session(to).get("session"):
+        if mode != "files" and self._recorder.session_of(head).get("session") == self._recorder.session_of(to).get(
+            "session"
+        ):
             messages = tuple(self._catalog.conversation(head.id, min(to.messages, head.messages)))
         changes = tuple(found.changes[:max_files])
         return RewindPreview(head.id, to.id, mode, changes, len(found.changes), messages, (), tuple(left))
@@ -144,17 +146,17 @@ class FolderRewinds:
             hit("engine.folders.put_back")
         if session is not None and session.get("session"):
             facts["resume"] = transcripts.RESUME[session["agent"]].format(session=shlex.quote(session["session"]))
-            if session["session"] != self._recorder.session(to).get("session"):
-                facts["continues"] = [session["session"], self._recorder.session(to).get("session")]
+            if session["session"] != self._recorder.session_of(to).get("session"):
+                facts["continues"] = [session["session"], self._recorder.session_of(to).get("session")]
         if found.left:
-            sentences = told(found.left)
+            sentences = describe_left(found.left)
             more = (
                 [f"{number_of(len(sentences) - MOST_LEFT, 'more path')} not changed"]
                 if len(sentences) > MOST_LEFT
                 else []
             )
             facts["left"] = sentences[:MOST_LEFT] + more
-        scan, touches = self._recorder.seen(folder, root)
+        scan, touches = self._recorder.find_changes(folder, root)
         changes = FolderChanges()
         for part in parts_of(scan, touches, folder.calls, None, folder.agents):
             for path in part.paths:
@@ -174,15 +176,16 @@ class FolderRewinds:
     def _plan(self, folder: OpenFolder, head: Snapshot, to: Snapshot, history: History, chosen: set[str]) -> RewindPlan:
         before, after = look.open_pair(self._context, head, to)
         with before, after:
-            return plan(before, after, history, chosen, folder.index.passed())
+            return plan(before, after, history, chosen, folder.index.ignored_paths())
 
     def _find_blind(self, folder: OpenFolder, root: int, to: Snapshot) -> dict[bytes, str]:
         """Files that no snapshot has as they are: those that are too large or cannot be read, and ignored ones that the
         state of then may need and that have changed since."""
         found = dict.fromkeys(
-            map(os.fsencode, folder.index.blind()), "it is too large or cannot be read, so no snapshot has it as it is"
+            map(os.fsencode, folder.index.blind_paths()),
+            "it is too large or cannot be read, so no snapshot has it as it is",
         )
-        for path in folder.index.passed():
+        for path in folder.index.ignored_paths():
             if _NEEDED.search(path):
                 with contextlib.suppress(OSError), acting_as(folder.user):
                     above, _, name = os.fsencode(path).rpartition(b"/")
@@ -200,7 +203,7 @@ class FolderRewinds:
 
     def _cut_session(self, folder: OpenFolder, to: Snapshot) -> dict[str, Any]:
         """The session with the history up to a snapshot, as a new one of the agent."""
-        session = self._recorder.session(to)
+        session = self._recorder.session_of(to)
         if not session.get("transcript"):
             raise Conflict(
                 f"snapshot {short(to.id)} has no conversation that {session.get('agent', 'an agent')} could go on with; "
@@ -212,7 +215,7 @@ class FolderRewinds:
                 "conversation with the agent's own command"
             )
         own = self._user_files.of(folder.user)
-        new = transcripts.cut(own, session["transcript"], session.get("last"), session.get("call"))
+        new = transcripts.cut_session(own, session["transcript"], session.get("last"), session.get("call"))
         if new is None:
             return {"agent": session["agent"]}
         return {**session, **asdict(new)}
@@ -223,7 +226,7 @@ class FolderRewinds:
                 f"snapshot {short(to.id)} is not of the folder of {short(trajectory.id)}; restore it elsewhere"
             )
         if to.state in (SnapshotState.LOST, SnapshotState.PRUNED):
-            raise gone(to)
+            raise gone_error(to)
 
     def _find_last_rewind(self, trajectory: Trajectory) -> Snapshot:
         for snapshot in reversed(self._catalog.snapshots(trajectory.id, 100)):

@@ -109,7 +109,7 @@ def _object(found: Spoken, item: dict[str, Any]) -> None:
         found.results.append(SpokenResult(_text(item.get("call_id")), text_of(item.get("output"), found), failed))
     elif isinstance(kind, str) and kind.endswith("_call") and isinstance(item.get("call_id"), str):
         given = next((item[name] for name in ("arguments", "input", "action") if item.get(name) is not None), None)
-        found.calls.append(SpokenCall(item["call_id"], str(item.get("name") or kind), _parsed(given)))
+        found.calls.append(SpokenCall(item["call_id"], str(item.get("name") or kind), _parse(given)))
     elif kind == "reasoning":
         for name in ("summary", "content"):
             found.thoughts += [part["text"] for part in _objects(item.get(name)) if isinstance(part.get("text"), str)]
@@ -130,7 +130,7 @@ def _chat_call(found: Spoken, call: dict[str, Any]) -> None:
     for kind, given in (("function", "arguments"), ("custom", "input")):
         if isinstance(inner := call.get(kind), dict):
             found.calls.append(
-                SpokenCall(str(call.get("id") or ""), str(inner.get("name") or "tool"), _parsed(inner.get(given)))
+                SpokenCall(str(call.get("id") or ""), str(inner.get("name") or "tool"), _parse(inner.get(given)))
             )
 
 
@@ -148,7 +148,7 @@ def _part(found: Spoken, part: Any) -> None:
         found.left_out.append("redacted thinking")
     elif kind == "tool_use":
         found.calls.append(
-            SpokenCall(str(part.get("id") or ""), str(part.get("name") or "tool"), _parsed(part.get("input")))
+            SpokenCall(str(part.get("id") or ""), str(part.get("name") or "tool"), _parse(part.get("input")))
         )
     elif kind == "tool_result":
         text = text_of(part.get("content"), found)
@@ -229,7 +229,7 @@ def function_tools(tools: Any) -> list[dict[str, Any]]:
     return found
 
 
-def _parsed(given: Any) -> Any:
+def _parse(given: Any) -> Any:
     if not isinstance(given, str):
         return given
     try:

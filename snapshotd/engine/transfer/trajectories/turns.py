@@ -139,7 +139,7 @@ class Dialog:
         self, call: ToolCall, wire_id: str | None, at: Snapshot, copied: bool, result: Callable[[], str]
     ) -> None:
         """A call has ended, and `at` is its snapshot. `result` reads what it returned, if no message says it."""
-        found = self._asked(call, wire_id)
+        found = self._find_call(call, wire_id)
         if found is None:
             found = TurnCall(wire_id or call.id, call.name, call.arguments)
             turn = self._open
@@ -153,7 +153,7 @@ class Dialog:
         if self._open is not None and found in self._open.calls:
             self._open.snapshot = at.id
 
-    def _asked(self, call: ToolCall, wire_id: str | None) -> TurnCall | None:
+    def _find_call(self, call: ToolCall, wire_id: str | None) -> TurnCall | None:
         """The call of the open turn that has ended: by the provider's id, else by name and arguments."""
         waiting = [] if self._open is None else [one for one in self._open.calls if one.snapshot is None]
         if wire_id is not None:
@@ -223,13 +223,13 @@ class Walk:
 
     def run(self) -> None:
         """NotFound: it is removed meanwhile. DataLoss."""
-        for link in _way(self._catalog, self._head):
+        for link in _list_links(self._catalog, self._head):
             turns.give_way()
-            self._part(link)
+            self._read_part(link)
         for conversation in (self.main, *self.lanes.values()):
             conversation.flush()
 
-    def _part(self, link: _Link) -> None:
+    def _read_part(self, link: _Link) -> None:
         """The messages and entries that one snapshot binds."""
         at = self._catalog.get_snapshot(link.id)
         copied = at.trajectory != self._line
@@ -242,16 +242,18 @@ class Walk:
                 model = self._model_behind(said, entries, at, copied)
             self.main.say(said, at, copied, model)
         for entry in entries:
-            self._entry(entry, at, copied)
+            self._read_entry(entry, at, copied)
         if not (entries.seen or at.call.name in MARKERS):
-            self._ran(self.main, at.call, None, at, copied)  # a command from outside, or a call that a hook told of
+            self._end_call(
+                self.main, at.call, None, at, copied
+            )  # a command from outside, or a call that a hook told of
 
     def _model_behind(self, said: Spoken, entries: _Entries, at: Snapshot, copied: bool) -> ModelFacts | None:
         """The model call that a message of the conversation is the reply to: the next one, unless a program has
         recorded another reply."""
         while (entry := entries.next_of(_speaks_here)) is not None:
-            for earlier in entries.skipped():
-                self._entry(earlier, at, copied)
+            for earlier in entries.take_skipped():
+                self._read_entry(earlier, at, copied)
             facts = _facts(entry)
             self._learn(self.main, entry)
             text = None if facts.api is not None else reply_text(entry.result)
@@ -260,31 +262,31 @@ class Walk:
             self.main.add_unsaid_reply(facts, text, at, copied)
         return None
 
-    def _entry(self, entry: JournalEntry, at: Snapshot, copied: bool) -> None:
-        lane = self._lane(entry)
+    def _read_entry(self, entry: JournalEntry, at: Snapshot, copied: bool) -> None:
+        lane = self._find_lane(entry)
         if entry.kind is EntryKind.TOOL:
-            self._tool(lane, entry, at, copied)
+            self._read_tool(lane, entry, at, copied)
         elif entry.kind is EntryKind.MODEL:
             if entry.status is not CallStatus.DONE:
                 self.failed_model_calls += 1
             self._learn(lane, entry)
             if lane is not self.main:
-                self._aside(lane, entry, at, copied)
+                self._read_side_call(lane, entry, at, copied)
             elif entry.status is CallStatus.DONE:
                 text = None if _is_wire(entry) else reply_text(entry.result)
                 self.main.add_unsaid_reply(_facts(entry), text or "", at, copied)
 
-    def _tool(self, lane: Dialog, entry: JournalEntry, at: Snapshot, copied: bool) -> None:
+    def _read_tool(self, lane: Dialog, entry: JournalEntry, at: Snapshot, copied: bool) -> None:
         wire_id = entry.details.get(CALL)
         if entry.id == at.call.id:
-            self._ran(lane, at.call, wire_id, at, copied)
+            self._end_call(lane, at.call, wire_id, at, copied)
             return
         began, status = entry.began_at_ns, entry.status or CallStatus.UNKNOWN  # a promotion binds it, with its result
         spent = (entry.ended_at_ns or began) - began
         call = ToolCall(entry.id, entry.name, entry.arguments, status, began, spent, error=entry.error)
-        lane.end_call(call, wire_id, at, copied, lambda: "\n".join(filter(None, (_shown(entry.result), entry.error))))
+        lane.end_call(call, wire_id, at, copied, lambda: "\n".join(filter(None, (_to_text(entry.result), entry.error))))
 
-    def _aside(self, lane: Dialog, entry: JournalEntry, at: Snapshot, copied: bool) -> None:
+    def _read_side_call(self, lane: Dialog, entry: JournalEntry, at: Snapshot, copied: bool) -> None:
         """A turn of another conversation: its messages are with the model call, and in the reply."""
         for message in entry.details.get("messages", ()):
             lane.say(spoken(Message(message["role"], message["content"])), at, copied, None)
@@ -301,7 +303,7 @@ class Walk:
             words.calls = [replace(call, id=next(calls, {"id": call.id})["id"]) for call in words.calls]
             lane.say(words, at, copied, facts if number == 0 else None)
 
-    def _lane(self, entry: JournalEntry) -> Dialog:
+    def _find_lane(self, entry: JournalEntry) -> Dialog:
         """The conversation that an entry belongs to."""
         number = entry.details.get(LANE)
         if number in self.lanes:
@@ -317,7 +319,7 @@ class Walk:
     def _learn(conversation: Dialog, entry: JournalEntry) -> None:
         conversation.params = entry.details.get(PARAMS) or conversation.params
 
-    def _ran(self, lane: Dialog, call: ToolCall, wire_id: str | None, at: Snapshot, copied: bool) -> None:
+    def _end_call(self, lane: Dialog, call: ToolCall, wire_id: str | None, at: Snapshot, copied: bool) -> None:
         lane.end_call(call, wire_id, at, copied, lambda: self._output(call))
 
     def _output(self, call: ToolCall) -> str:
@@ -342,7 +344,7 @@ class Walk:
         if which != "output":
             return text
         try:
-            return _shown(json.loads(text))
+            return _to_text(json.loads(text))
         except (ValueError, RecursionError):
             return text
 
@@ -356,13 +358,13 @@ class _Entries:
         self.seen = False
 
     def __iter__(self) -> Iterator[JournalEntry]:
-        yield from self.skipped()
+        yield from self.take_skipped()
         for entry in self._rest:
             self.seen |= entry.id == self._call_id
             yield entry
 
     def next_of(self, wanted: Callable[[JournalEntry], bool]) -> JournalEntry | None:
-        """The next entry that is wanted; those before it wait for `skipped`. None, and all of them wait, if there is
+        """The next entry that is wanted; those before it wait for `take_skipped`. None, and all of them wait, if there is
         none."""
         for entry in self._rest:
             if wanted(entry):
@@ -370,7 +372,7 @@ class _Entries:
             self._waiting.append(entry)
         return None
 
-    def skipped(self) -> Iterator[JournalEntry]:
+    def take_skipped(self) -> Iterator[JournalEntry]:
         """The entries that wait, in order."""
         while self._waiting:
             entry = self._waiting.popleft()
@@ -378,7 +380,7 @@ class _Entries:
             yield entry
 
 
-def _way(catalog: Catalog, head: Snapshot) -> Iterable[_Link]:
+def _list_links(catalog: Catalog, head: Snapshot) -> Iterable[_Link]:
     """The snapshots up to `head`, oldest first, across forks, rewinds and edits."""
     links: list[_Link] = []
     at, end = head, head.messages
@@ -396,7 +398,7 @@ def _way(catalog: Catalog, head: Snapshot) -> Iterable[_Link]:
         at, end = before, min(first, end)
 
 
-def _shown(value: Any) -> str:
+def _to_text(value: Any) -> str:
     """A recorded result as text."""
     return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
