@@ -31,7 +31,7 @@ def command_logs(client: Snapshotd, trajectory: str, ref: str, *, as_json: bool,
     """Show what a command has printed so far; with `following`, until it has ended."""
     found = client.command(trajectory, ref)
     events = client.command_events(found.trajectory, found.id, follow=following)
-    for _ in _shown(events, BetweenLines(), as_json=as_json):
+    for _ in _show_events(events, BetweenLines(), as_json=as_json):
         pass
 
 
@@ -46,7 +46,7 @@ def attach_command(
     if source is not None:
         threading.Thread(target=_feed, args=(client, found, source), name="stdin", daemon=True).start()
     lines = BetweenLines()
-    for _ in _shown(events, lines, as_json=as_json):
+    for _ in _show_events(events, lines, as_json=as_json):
         pass
     done = client.command(found.trajectory, found.id)
     if not quiet and not as_json:
@@ -73,7 +73,7 @@ def exit_code_of(done: CommandInfo) -> int:
     return done.exit_code
 
 
-def _shown(events: Iterator[dict[str, Any]], lines: BetweenLines, *, as_json: bool) -> Iterator[dict[str, Any]]:
+def _show_events(events: Iterator[dict[str, Any]], lines: BetweenLines, *, as_json: bool) -> Iterator[dict[str, Any]]:
     """The same events, each once it is on the terminal."""
     for event in events:
         if as_json:

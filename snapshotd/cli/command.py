@@ -193,13 +193,13 @@ class CliCommand(click.Command):
         except BrokenPipeError as exc:
             raise ReaderGone from exc  # before click sees it, which would end with its own exit code
         except click.UsageError as exc:
-            raise self._told(ctx, usage_error(exc, ctx)) from exc
+            raise self._annotate_failure(ctx, usage_error(exc, ctx)) from exc
         except SnapshotdError as exc:
-            raise self._told(ctx, exc) from exc
+            raise self._annotate_failure(ctx, exc) from exc
         except OSError as exc:
-            raise self._told(ctx, system_error(exc)) from exc
+            raise self._annotate_failure(ctx, system_error(exc)) from exc
 
-    def _told(self, ctx: click.Context, error: SnapshotdError) -> Failure:
+    def _annotate_failure(self, ctx: click.Context, error: SnapshotdError) -> Failure:
         step: GitHub | None = ctx.params.get("github")
         if step is not None:
             step.annotate("error", error.message, title=ctx.command_path)

@@ -144,14 +144,14 @@ class EachShell:
             text += read.rstrip("\n")
             if not text.strip() or text.lstrip().startswith("#"):
                 text = ""
-            elif unfinished(text):
+            elif is_unfinished(text):
                 text += "\n"
             else:
                 yield text
                 text = ""
 
 
-def unfinished(text: str) -> bool:
+def is_unfinished(text: str) -> bool:
     """True if a shell would read on after this text: a quote or a loop is open. It is parsed, not run."""
     if text.endswith("\\") and not text.endswith("\\\\"):
         return True
@@ -161,7 +161,7 @@ def unfinished(text: str) -> bool:
 
 
 @contextlib.contextmanager
-def editing() -> Iterator[None]:
+def enable_editing() -> Iterator[None]:
     """Lines that are typed can be edited, and earlier ones found again."""
     with contextlib.suppress(ImportError):  # Python can be built without it
         import readline

@@ -18,9 +18,9 @@ from typing import Any, TextIO
 import click
 
 from snapshotd.cli.command import drop_output
-from snapshotd.cli.taken import counted
+from snapshotd.cli.snapshots import wait_for_counts
 from snapshotd.cli.text import printable, snapshot_line
-from snapshotd.cli.waiting import Wait, settled
+from snapshotd.cli.waiting import Wait, wait_for_head
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import FileCounts
 from snapshotd.errors import BY_CODE, DaemonUnavailable, SandboxFailed, SnapshotdError, UsageError
@@ -55,7 +55,7 @@ class BetweenLines:
         """Streams of the program that go where our lines go."""
         self._within = False
         """A line of theirs has begun there."""
-        self._waiting: list[str] = []
+        self._add_state: list[str] = []
 
     def output(self, stream: str, data: bytes) -> None:
         """Write what the program has printed, and behind the end of its line the lines that wait for it. BrokenPipeError
@@ -63,7 +63,7 @@ class BetweenLines:
         if stream not in self._beside:
             self._raw.write(stream, data)
             return
-        if self._waiting and b"\n" in data:
+        if self._add_state and b"\n" in data:
             end = data.index(b"\n") + 1
             self._raw.write(stream, data[:end])
             self._within = False
@@ -75,13 +75,13 @@ class BetweenLines:
 
     def line(self, text: str, *, at_once: bool = False) -> None:
         """Write a line of ours where the present one of theirs has ended; `at_once`: below it."""
-        self._waiting.append(text)
+        self._add_state.append(text)
         if at_once or not self._within:
             self.end()
 
     def end(self) -> None:
         """Write all lines that wait, below what has been printed so far."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._add_state = self._add_state, []
         if waiting and self._within:
             click.echo(err=True)
             self._within = False
@@ -162,9 +162,9 @@ def follow(
     replay = ReplayLine()
     events = client.events(trajectory, on_lost=None if quiet else lambda: _tell_lost(replay))
     if as_json or not quiet:
-        events = _counted(client, trajectory, events)
+        events = _add_counts(client, trajectory, events)
     if wait is not None:
-        events = _waiting(events, client, trajectory, wait)
+        events = _add_state(events, client, trajectory, wait)
     if not stop_on_interrupt:
         return _show(events, trajectory, replay, as_json=as_json, quiet=quiet)
     with Interruption(client, trajectory) as interruption:
@@ -176,7 +176,7 @@ def follow(
     return code if interruption.signal is None else 128 + interruption.signal
 
 
-def _counted(client: Snapshotd, trajectory: str, events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _add_counts(client: Snapshotd, trajectory: str, events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The same with the changed files of snapshots, which are told before these are counted. Where the daemon does not
     keep up with its agent, and where it is away, no line waits for them."""
     known: dict[str, FileCounts] | None = None
@@ -189,7 +189,7 @@ def _counted(client: Snapshotd, trajectory: str, events: Iterable[dict[str, Any]
                 files = known.get(event["id"])
                 if files is None:
                     taken = client.snapshot(event["id"])
-                    files = (counted(client, taken) if waits else taken).files
+                    files = (wait_for_counts(client, taken) if waits else taken).files
                     waits = files is not None
                 event = {**event, "files": None if files is None else dataclasses.asdict(files)}
         yield event
@@ -200,11 +200,11 @@ def _tell_lost(replay: ReplayLine) -> None:
     note("the daemon went away; following its successor")
 
 
-def _waiting(
+def _add_state(
     events: Iterator[dict[str, Any]], client: Snapshotd, trajectory: str, wait: Wait
 ) -> Iterator[dict[str, Any]]:
     for event in events:
-        yield {**event, "state": settled(client, trajectory, wait)} if event["event"] == "finished" else event
+        yield {**event, "state": wait_for_head(client, trajectory, wait)} if event["event"] == "finished" else event
 
 
 class ReplayLine:
@@ -213,7 +213,7 @@ class ReplayLine:
 
     def __init__(self) -> None:
         self._count = 0
-        self._shown = False
+        self._show_events = False
 
     def line(self, event: dict[str, Any]) -> str | None:
         """The line to print for an event: none for a replayed call; the number of replayed calls when the program is
@@ -222,7 +222,7 @@ class ReplayLine:
             self._count += 1
             if sys.stderr.isatty():
                 click.echo(f"\r{_CLEAR}↻ {number_of(self._count, 'call')} replayed", err=True, nl=False)
-                self._shown = True
+                self._show_events = True
             return None
         self.clear()
         count, self._count = (event["replayed"] if event["event"] == "live" else self._count), 0
@@ -232,21 +232,21 @@ class ReplayLine:
 
     def clear(self) -> None:
         """Make room on the terminal for something else."""
-        if self._shown:
+        if self._show_events:
             click.echo(f"\r{_CLEAR}", err=True, nl=False)
-            self._shown = False
+            self._show_events = False
 
 
 def _show(events: Iterable[dict[str, Any]], trajectory: str, replay: ReplayLine, *, as_json: bool, quiet: bool) -> int:
-    return end_of_run(_shown(events, replay, as_json=as_json, quiet=quiet), trajectory)
+    return end_of_run(_show_events(events, replay, as_json=as_json, quiet=quiet), trajectory)
 
 
 def logs(client: Snapshotd, trajectory: str, *, as_json: bool, following: bool) -> None:
     """Show what a run has printed so far; with `following`, until it has finished."""
     events = client.events(trajectory, follow=following)
     if as_json:
-        events = _counted(client, trajectory, events)
-    if not sum(1 for _ in _shown(events, ReplayLine(), as_json=as_json, quiet=True)):
+        events = _add_counts(client, trajectory, events)
+    if not sum(1 for _ in _show_events(events, ReplayLine(), as_json=as_json, quiet=True)):
         raise _no_agent(trajectory)
 
 
@@ -274,7 +274,7 @@ def end_of_run(events: Iterable[dict[str, Any]], trajectory: str) -> int:
     )
 
 
-def _shown(
+def _show_events(
     events: Iterable[dict[str, Any]], replay: ReplayLine, *, as_json: bool, quiet: bool
 ) -> Iterator[dict[str, Any]]:
     """The same events, each once it is on the terminal."""
@@ -321,13 +321,13 @@ def _line(event: dict[str, Any]) -> str | None:
         code = event["exit_code"]
         how = event.get("status", "finished") if code is None else f"exit code {code}"
         state = f", {event['state']}" if "state" in event else ""
-        reused = _reused(event["reuse"]) if "reuse" in event else ""
+        reused = _reuse_text(event["reuse"]) if "reuse" in event else ""
         taken = number_of(event["snapshot_count"], "snapshot")
         return f"■ {how}, {taken}{reused}{state}; `snapshotd log {short(event['trajectory'])}` lists them"
     return None
 
 
-def _reused(count: dict[str, int]) -> str:
+def _reuse_text(count: dict[str, int]) -> str:
     replies = f", {count['replies']} of {count['replies_of']} replies" if "replies" in count else ""
     return f", reused {count['calls']} of {count['of']} calls{replies}"
 

@@ -23,13 +23,13 @@ _ANNOTATION_CHARS = 4000
 def github_option(function: F) -> F:
     """--github, as the parameter `github`: None without it."""
 
-    def made(_ctx: click.Context, _param: click.Parameter, value: bool) -> GitHub | None:
+    def make_step(_ctx: click.Context, _param: click.Parameter, value: bool) -> GitHub | None:
         return GitHub() if value else None
 
     option = click.option(
         "--github",
         is_flag=True,
-        callback=made,
+        callback=make_step,
         help="In a step of GitHub Actions: write its outputs and summary, and annotate failures.",
     )
     return option(function)

@@ -63,7 +63,7 @@ class Meter:
             self._bar.update(self._task, completed=min(done, total), total=total)
         self._bar.update(self._task, description=printable(text))
 
-    def moved(self, count: int) -> None:
+    def show_bytes(self, count: int) -> None:
         """Total number of bytes moved so far."""
         if self._bar is None or self._task is None:
             return

@@ -25,10 +25,10 @@ def printable(text: str) -> str:
     bidi marks)."""
     if text.isprintable():
         return text
-    return "".join(ch if ch.isprintable() else _escaped(ch) for ch in text)
+    return "".join(ch if ch.isprintable() else _escape(ch) for ch in text)
 
 
-def _escaped(ch: str) -> str:
+def _escape(ch: str) -> str:
     code = ord(ch)
     if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8, as os.fsdecode hands it on
         return f"\\x{code - 0xDC00:02x}"
@@ -42,7 +42,7 @@ def path_json(path: str) -> dict[str, str]:
     return {"path": text} if text.encode() == raw else {"path": text, "path_b64": base64.b64encode(raw).decode()}
 
 
-def shown_id(any_id: str | None, *, full: bool) -> str:
+def id_text(any_id: str | None, *, full: bool) -> str:
     if any_id is None:
         return "-"
     return any_id if full else short(any_id)
@@ -96,7 +96,7 @@ def call_text(name: str, arguments: Any, limit: int) -> str:
     return printable(text if len(text) <= limit else text[: limit - 1] + "…")
 
 
-def fitted(text: str, taken: int, stream: TextIO | None = None) -> str:
+def fit_text(text: str, taken: int, stream: TextIO | None = None) -> str:
     """A text for people, without controls, and cut so that it ends with a line in which it begins at column `taken`.
     `stream` (standard output) tells the terminal's width; without a terminal the text is cut to a usual length."""
     limit = _REST_CHARS
@@ -110,11 +110,11 @@ def table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), fit: bool = False
 ) -> None:
     """Print aligned columns on standard output. `right` are the columns to align right. The last column is never
-    padded; with `fit` it is any text, and `fitted`."""
+    padded; with `fit` it is any text, and `fit_text`."""
     widths = [max(len(click.unstyle(row[i])) for row in (header, *rows)) for i in range(len(header))]
     if fit:
         before = sum(widths[:-1]) + 2 * len(widths[:-1])
-        rows = [(*row[:-1], fitted(row[-1], before)) for row in rows]
+        rows = [(*row[:-1], fit_text(row[-1], before)) for row in rows]
     for number, row in enumerate((header, *rows)):
         cells = []
         for i, cell in enumerate(row):
@@ -177,4 +177,4 @@ def snapshot_line(
     if state is not None:
         parts.append(state)
     line = "  ".join(parts)
-    return f"{line}  {fitted(argument, len(line) + 2, sys.stderr)}" if argument else line
+    return f"{line}  {fit_text(argument, len(line) + 2, sys.stderr)}" if argument else line

@@ -30,7 +30,7 @@ def state_of(client: Snapshotd, *refs: str) -> str:
     return next((state for state in states if state != "stored"), "stored")
 
 
-def settled(client: Snapshotd, trajectory: str, wait: Wait) -> str:
+def wait_for_head(client: Snapshotd, trajectory: str, wait: Wait) -> str:
     """Wait for the snapshots that a trajectory has now; the state of the newest of them."""
     head = client.trajectory(trajectory).head
     if wait == "stored":

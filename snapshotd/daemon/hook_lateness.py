@@ -37,7 +37,7 @@ class LateAnswers:
         self._thread.join()
 
     @contextlib.contextmanager
-    def answered(self, connection: socket.socket, code: int, text: str) -> Iterator[None]:
+    def answer_late(self, connection: socket.socket, code: int, text: str) -> Iterator[None]:
         """Inside, the connection may be answered so, and shut: what is sent on it afterwards is a BrokenPipeError."""
         one = _Waiting(
             connection, time.monotonic() + self._longest_s, bytes([code]) + text.encode(errors="backslashreplace")

@@ -130,7 +130,7 @@ def become_able(footing: Footing, state_dir: Path) -> Footing:
     _make_own(places.sockets)
     if footing.wanted is Mode.FOLDER:
         return replace(footing, places=places.without_namespace())
-    with _tried(places, state_dir) as (namespace, reason):
+    with _try_namespace(places, state_dir) as (namespace, reason):
         if namespace is not None:
             _enter(places, namespace, _earlier(state_dir)[1])
             return footing
@@ -150,7 +150,7 @@ def _enter(places: UserPlaces, earlier: int | None, ids: int) -> None:
 
 
 @contextlib.contextmanager
-def _tried(places: UserPlaces, state_dir: Path) -> Iterator[tuple[int | None, str]]:
+def _try_namespace(places: UserPlaces, state_dir: Path) -> Iterator[tuple[int | None, str]]:
     """Enter in a child process, which stays there meanwhile: the inode of its namespace, or None and the reason why it cannot.
     The kernel lets no process leave a user namespace that is of no use."""
     (told, tell), (ends, end) = os.pipe(), os.pipe()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def pause_collection() -> Iterator[None]:
     """While modules are imported. They stay, so no collection looks at them: not meanwhile, which was a fifth of the CPU
     time of the daemon's start, and not later."""
     gc.disable()

@@ -22,7 +22,7 @@ def make_run_dir(where: UserPlaces, instance: str, state_dir: Path) -> Path:
     return run_dir
 
 
-def left_behind(root: Path, state_dir: Path) -> str | None:
+def find_abandoned(root: Path, state_dir: Path) -> str | None:
     """The instance whose sandboxes a killed daemon of this state directory has left. The next daemon has to bear its
     name: another would not find them, and they would run for ever."""
     for name in root.glob(f"*/{_STATE_DIR}"):

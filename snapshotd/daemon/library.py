@@ -64,22 +64,22 @@ def library() -> dict[Path, bytes]:
                 found[name] = path.read_bytes()
                 if path.suffix == ".py":
                     compiled = Path(importlib.util.cache_from_source(name)).name  # it may be kept in a folder elsewhere
-                    found[name.parent / "__pycache__" / compiled] = _compiled(path, found[name])
+                    found[name.parent / "__pycache__" / compiled] = _compile(path, found[name])
     return found
 
 
-def _compiled(source: Path, content: bytes) -> bytes:
+def _compile(source: Path, content: bytes) -> bytes:
     """A module for sandboxes that have this Python; others compile it at each start. It names its source by the hash of
     its content, which every import compares."""
     code = SourceFileLoader(source.stem, str(source)).get_code(source.stem)
     assert code is not None
     head = importlib.util.MAGIC_NUMBER + _CHECKED_HASH + importlib.util.source_hash(content)
-    return head + marshal.dumps(_called(code, source.name))
+    return head + marshal.dumps(_strip_path(code, source.name))
 
 
-def _called(code: CodeType, name: str) -> CodeType:
+def _strip_path(code: CodeType, name: str) -> CodeType:
     """The same without the path on the host. An import fills in the path that it finds it at."""
-    constants = (_called(one, name) if isinstance(one, CodeType) else one for one in code.co_consts)
+    constants = (_strip_path(one, name) if isinstance(one, CodeType) else one for one in code.co_consts)
     return code.replace(co_filename=name, co_consts=tuple(constants))
 
 

@@ -85,7 +85,7 @@ def serve(options: ServerOptions, open_engine: Callable[[Footing], Engine]) -> i
     written to `ready_fd`.
     """
 
-    with told_to(options.ready_fd):
+    with report_failures(options.ready_fd):
         footing = become_able(options.footing, options.state_dir)
         return serve_here(options, lambda state_dir: open_engine(_with_mounts(footing, state_dir)))
 
@@ -343,7 +343,7 @@ def _announce(options: ServerOptions, service: Service) -> None:
 
 
 @contextlib.contextmanager
-def told_to(ready_fd: int | None) -> Iterator[None]:
+def report_failures(ready_fd: int | None) -> Iterator[None]:
     """Report a failure to the process that waits for the daemon to be ready."""
     try:
         yield

@@ -95,7 +95,7 @@ class PageServer:
                 WebSocketRoute(_EVENTS + "{path:path}", pass_events),
                 Route("/{path:path}", _file, methods=["GET"]),
             ],
-            exception_handlers={SnapshotdError: _refused},
+            exception_handlers={SnapshotdError: _handle_error},
             lifespan=lambda app: to_daemon(app, socket_path),
         )
         self._server = HttpServer(
@@ -198,7 +198,7 @@ class _Guard:
         elif scope["type"] == "websocket":  # the browser gets a status of 403
             await send({"type": "websocket.close", "code": 1008, "reason": refusal.message})
         else:
-            await _answer_error(refusal)(scope, receive, sending)
+            await _error_response(refusal)(scope, receive, sending)
 
     def _refusal(self, asked: HTTPConnection, method: str) -> SnapshotdError | None:
         host, is_private = asked.headers.get("host", ""), asked.scope["path"].startswith(_PRIVATE)
@@ -284,10 +284,10 @@ def _version(data: bytes) -> str:
     return sha256(data).hexdigest()[:16]
 
 
-async def _refused(request: Request, exc: Exception) -> Response:
+async def _handle_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, SnapshotdError)
-    return _answer_error(exc)
+    return _error_response(exc)
 
 
-def _answer_error(exc: SnapshotdError) -> Response:
+def _error_response(exc: SnapshotdError) -> Response:
     return JSONResponse(exc.as_json(), exc.http_status)

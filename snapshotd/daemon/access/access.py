@@ -61,9 +61,9 @@ class Access:
         """Forget a token, and cut what is open with it. From any thread. NotFound."""
         token = self.tokens.revoke(ref)
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._cut, token.id)
+            self._loop.call_soon_threadsafe(self._cut_connections, token.id)
         return token
 
-    def _cut(self, token_id: str) -> None:
+    def _cut_connections(self, token_id: str) -> None:
         for cut in tuple(self._open.get(token_id, ())):
             cut()

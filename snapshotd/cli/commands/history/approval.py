@@ -46,7 +46,7 @@ def _print(view: ApprovalView) -> None:
     name = view.trajectory.name or short(item.trajectory)
     facts = [
         ("approval", item.id),
-        ("status", decided(item)),
+        ("status", decision_text(item)),
         ("trajectory", f"{name}  ({item.trajectory})"),
         ("snapshot", item.snapshot),
         ("asked", item.created_at),
@@ -78,7 +78,7 @@ def _json_lines(title: str, value: object) -> None:
         click.echo(f"  {line}")
 
 
-def decided(item: ApprovalInfo) -> str:
+def decision_text(item: ApprovalInfo) -> str:
     """`approved by ann at ...: looks right`, or the status alone."""
     text = item.status
     if item.by is not None:

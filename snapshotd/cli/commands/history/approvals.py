@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.documents import in_short
+from snapshotd.cli.documents import short_json
 from snapshotd.cli.follow import INTERRUPTED, note
-from snapshotd.cli.text import ago, print_json, printable, shown_id, status, table
+from snapshotd.cli.text import ago, id_text, print_json, printable, status, table
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import ApprovalInfo
 from snapshotd.errors import DaemonUnavailable
@@ -45,7 +45,7 @@ def command(ctx: click.Context, everything: bool, watch: bool, quiet: bool, no_t
         print_json([dataclasses.asdict(item) for item in found])
     elif quiet:
         for item in found:
-            click.echo(shown_id(item.id, full=no_trunc))
+            click.echo(id_text(item.id, full=no_trunc))
     else:
         _table(found, no_trunc)
     return 0
@@ -54,15 +54,15 @@ def command(ctx: click.Context, everything: bool, watch: bool, quiet: bool, no_t
 def _table(found: list[ApprovalInfo], full: bool) -> None:
     rows = [
         (
-            shown_id(item.id, full=full),
-            shown_id(item.trajectory, full=full),
+            id_text(item.id, full=full),
+            id_text(item.trajectory, full=full),
             printable(item.name),
             item.side_effect,
             status(item.status),
             ago(item.created_at),
             item.expires_at or "-",
             printable(item.by or "-"),
-            in_short(item.arguments) if item.question is None else printable(item.question),
+            short_json(item.arguments) if item.question is None else printable(item.question),
         )
         for item in found
     ]

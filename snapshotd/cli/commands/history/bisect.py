@@ -11,7 +11,7 @@ from snapshotd.cli.changes import change_json, change_line
 from snapshotd.cli.command import after_dashes, connect, declare, json_option, refuse
 from snapshotd.cli.documents import content_text
 from snapshotd.cli.follow import note
-from snapshotd.cli.taken import snapshot_json
+from snapshotd.cli.snapshots import snapshot_json
 from snapshotd.cli.text import call_text, print_json, printable, status
 from snapshotd.cli.values import Count, Variable, complete_snapshot, complete_trajectory
 from snapshotd.client.branching.results import BisectInfo
@@ -121,13 +121,13 @@ def _show(client: Snapshotd, found: BisectInfo) -> None:
         note(f"the command is flaky, so this may not be where it broke: {told}; --repeat asks more often")
     said = client.conversation(found.first_bad.id)[found.last_good.messages :]
     for message in said[-_MESSAGES:]:
-        first, *rest = _said(message.content)[:_CHARS].split("\n")
+        first, *rest = _message_text(message.content)[:_CHARS].split("\n")
         click.echo(f"  {printable(message.role)}: {printable(first)}")
         for line in rest:
             click.echo(f"    {printable(line)}")
 
 
-def _said(content: Any) -> str:
+def _message_text(content: Any) -> str:
     """The text of a message, also of a tool's result that is an object with a text."""
     inner = content.get("content") if isinstance(content, dict) else None
     return content_text(inner if isinstance(inner, str) else content)

@@ -7,7 +7,7 @@ import dataclasses
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.commands.history.approval import decided
+from snapshotd.cli.commands.history.approval import decision_text
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import complete_approval
 from snapshotd.terms import short
@@ -30,7 +30,7 @@ def command(ctx: click.Context, approvals: tuple[str, ...], reason: str | None, 
     for each in approvals:
         done.append(client.deny(each, by=by, reason=reason))
         if not as_json:
-            click.echo(f"{short(done[-1].id)}  {decided(done[-1])}")
+            click.echo(f"{short(done[-1].id)}  {decision_text(done[-1])}")
     if as_json:
         print_json([dataclasses.asdict(item) for item in done])
     return 0

@@ -13,7 +13,7 @@ from snapshotd.cli.documents import as_page, file_bytes, json_file, json_value, 
 from snapshotd.cli.follow import note, patience
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import Count, Name, Pair, Variable, complete_snapshot
-from snapshotd.cli.waiting import Wait, settled, wait_option
+from snapshotd.cli.waiting import Wait, wait_for_head, wait_option
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.local.arguments import sandbox_path
 from snapshotd.client.verbs.history import RECORDED
@@ -97,7 +97,7 @@ def command(
     with patience():
         made = client.edit(snapshot, **changes, name=name, resume=resume, wait=wait or "captured")
     if as_json:
-        print_json({"trajectory": made.id, **({} if wait is None else {"state": settled(client, made.id, wait)})})
+        print_json({"trajectory": made.id, **({} if wait is None else {"state": wait_for_head(client, made.id, wait)})})
     else:
         click.echo(made.id)
     return 0
@@ -139,7 +139,7 @@ def _in_editor(client: Snapshotd, ref: str) -> dict[str, Any] | None:
     before = _document(client, ref)
     text = as_page(before)
     while True:
-        edited = _edited(text)
+        edited = _edit_text(text)
         if edited is None or edited == text:
             return None
         try:
@@ -150,7 +150,7 @@ def _in_editor(client: Snapshotd, ref: str) -> dict[str, Any] | None:
         text = edited
 
 
-def _edited(text: str) -> str | None:
+def _edit_text(text: str) -> str | None:
     """The text as a person's editor leaves it; None if it was not written. UsageError: the editor failed."""
     try:
         edited = click.edit(text.encode(), extension=".json")

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.documents import in_short
-from snapshotd.cli.text import print_json, printable, shown_id, status, table
+from snapshotd.cli.documents import short_json
+from snapshotd.cli.text import id_text, print_json, printable, status, table
 from snapshotd.cli.values import complete_trajectory
 from snapshotd.client.results import EffectInfo
 
@@ -44,9 +44,9 @@ def effect_rows(found: Iterable[EffectInfo], *, full: bool) -> list[tuple[str, .
     """One row for each: the call, its arguments and status, and its compensation."""
     return [
         (
-            shown_id(item.call, full=full),
+            id_text(item.call, full=full),
             printable(item.name),
-            in_short(item.arguments),
+            short_json(item.arguments),
             status(item.status or "cut off"),
             status(item.compensated or "no"),
             "-" if item.compensation is None else printable(shlex.join(item.compensation)),

@@ -6,7 +6,7 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.follow import patience
-from snapshotd.cli.taken import report_taken
+from snapshotd.cli.snapshots import report_snapshot
 from snapshotd.cli.values import complete_trajectory
 from snapshotd.cli.waiting import Wait, wait_option
 
@@ -39,5 +39,5 @@ def command(
     client = connect(ctx)
     with patience():
         taken = client.promote(branch, into=into, leave_behind=yes, compensate=compensate, wait=wait or "captured")
-    report_taken(client, taken, wait, as_json=as_json)
+    report_snapshot(client, taken, wait, as_json=as_json)
     return 0

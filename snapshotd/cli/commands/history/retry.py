@@ -6,7 +6,7 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.follow import note, patience
-from snapshotd.cli.taken import report_taken
+from snapshotd.cli.snapshots import report_snapshot
 from snapshotd.cli.values import complete_task, complete_trajectory
 from snapshotd.cli.waiting import Wait, wait_option
 
@@ -39,7 +39,7 @@ def command(
         taken = client.retry(
             trajectory, task, compensate=not no_compensate, resume=not no_resume, wait=wait or "captured"
         )
-    report_taken(client, taken, wait, as_json=as_json)
+    report_snapshot(client, taken, wait, as_json=as_json)
     if not no_resume:
         note(f"the program goes on; `snapshotd attach {trajectory}` follows it")
     return 0

@@ -11,8 +11,8 @@ import click
 from snapshotd.cli.changes import change_json, change_line
 from snapshotd.cli.command import ask, connect, declare, is_terminal, json_option, refuse
 from snapshotd.cli.commands.history.effects import effect_rows
-from snapshotd.cli.documents import content_text, shortened
-from snapshotd.cli.taken import report_taken
+from snapshotd.cli.documents import content_text, shorten
+from snapshotd.cli.snapshots import report_snapshot
 from snapshotd.cli.text import print_json, printable
 from snapshotd.cli.values import complete_snapshot, complete_trajectory
 from snapshotd.cli.waiting import Wait, wait_option
@@ -96,13 +96,13 @@ def command(
         left = client.preview_rewind(trajectory, snapshot, mode="conversation", max_files=0).effects
         if left and (as_json or not is_terminal()):
             refuse(
-                f"rewinding {trajectory} would leave {_named(left)} behind, which cannot be undone; choose --compensate or --yes, or look "
-                f"at it with --preview"
+                f"rewinding {trajectory} would leave {_effect_names(left)} behind, which cannot be undone; choose --compensate or --yes, "
+                f"or look at it with --preview"
             )
         if left:
             _show(trajectory, client.preview_rewind(trajectory, snapshot, mode=chosen, session=session))
             ask("Rewind all the same?")
-    report_taken(
+    report_snapshot(
         client,
         client.rewind(
             trajectory, snapshot, mode=chosen, compensate=compensate, wait=wait or "captured", session=session
@@ -113,7 +113,7 @@ def command(
     return 0
 
 
-def _named(left: tuple[EffectInfo, ...]) -> str:
+def _effect_names(left: tuple[EffectInfo, ...]) -> str:
     names = [f"{printable(item.name)} ({short(item.call)})" for item in left[:5]]
     return ", ".join(names) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
 
@@ -142,7 +142,7 @@ def _show(trajectory: str, preview: RewindPreview) -> None:
     _rest(len(preview.untouched) - _SHOWN_FILES)
     click.echo(click.style(f"messages that go: {len(preview.messages)}", bold=True))
     for message in preview.messages[:_SHOWN_MESSAGES]:
-        click.echo(f"  {printable(message.role)}: {shortened(printable(content_text(message.content)))}")
+        click.echo(f"  {printable(message.role)}: {shorten(printable(content_text(message.content)))}")
     _rest(len(preview.messages) - _SHOWN_MESSAGES)
     click.echo(click.style(f"calls that cannot be undone: {len(preview.effects)}", bold=True))
     for row in effect_rows(preview.effects, full=False):

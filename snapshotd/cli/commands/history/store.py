@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, json_option, refuse
-from snapshotd.cli.documents import as_page, file_bytes, in_short, json_value
+from snapshotd.cli.documents import as_page, file_bytes, json_value, short_json
 from snapshotd.cli.text import print_json, printable, table
 from snapshotd.cli.values import Count, Duration, Pair
 from snapshotd.client.results import ValueInfo
@@ -183,7 +183,7 @@ def _report(found: list[ValueInfo], as_json: bool) -> None:
             str(item.version),
             item.created_at,
             item.expires_at or "-",
-            "deleted" if item.is_deleted else in_short(item.value),
+            "deleted" if item.is_deleted else short_json(item.value),
         )
         for item in found
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.taken import report_taken
+from snapshotd.cli.snapshots import report_snapshot
 from snapshotd.cli.values import complete_trajectory
 from snapshotd.cli.waiting import Wait, wait_option
 
@@ -23,5 +23,5 @@ def command(ctx: click.Context, trajectory: str, wait: Wait | None, as_json: boo
     it.
     """
     client = connect(ctx)
-    report_taken(client, client.undo(trajectory, wait=wait or "captured"), wait, as_json=as_json)
+    report_snapshot(client, client.undo(trajectory, wait=wait or "captured"), wait, as_json=as_json)
     return 0

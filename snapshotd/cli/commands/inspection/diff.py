@@ -57,11 +57,11 @@ def command(ctx: click.Context, a: str, b: str | None, stat: bool, patch: bool, 
             click.echo(change_line(change))
             shown += 1
     if not shown:
-        note(_nothing(client, a, b))
+        note(_unchanged_text(client, a, b))
     return 0
 
 
-def _nothing(client: Snapshotd, a: str, b: str | None) -> str:
+def _unchanged_text(client: Snapshotd, a: str, b: str | None) -> str:
     """The sentence about two snapshots that have the same files. The last of a run is that of its end, which changed
     nothing: the whole run is probably meant."""
     if b is not None:

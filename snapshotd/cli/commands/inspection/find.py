@@ -7,7 +7,7 @@ import dataclasses
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.text import print_json, printable, shown_id
+from snapshotd.cli.text import id_text, print_json, printable
 from snapshotd.cli.values import complete_trajectory
 from snapshotd.client.results import FIND_MAX, HitInfo
 from snapshotd.terms import number_of
@@ -53,13 +53,13 @@ def command(
 
 
 def _line(hit: HitInfo, *, full: bool) -> str:
-    owner = click.style(printable(hit.name or shown_id(hit.trajectory, full=full)), fg="magenta")
-    place = f"{hit.seq} {click.style(shown_id(hit.snapshot, full=full), fg='yellow')}"
+    owner = click.style(printable(hit.name or id_text(hit.trajectory, full=full)), fg="magenta")
+    place = f"{hit.seq} {click.style(id_text(hit.snapshot, full=full), fg='yellow')}"
     kind = hit.kind if hit.kind == "argument" else f"{hit.kind} {printable(hit.part)}"
-    return f"{owner} {place} {click.style(kind, fg='cyan')}: {_marked(hit)}"
+    return f"{owner} {place} {click.style(kind, fg='cyan')}: {_highlight(hit)}"
 
 
-def _marked(hit: HitInfo) -> str:
+def _highlight(hit: HitInfo) -> str:
     """The excerpt in one line, its matches in bold."""
     text, at, parts = hit.excerpt, 0, []
     for begin, end in hit.matches:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.taken import details_json
+from snapshotd.cli.snapshots import details_json
 from snapshotd.cli.text import is_snapshot, print_json
 from snapshotd.cli.values import complete_snapshot
 from snapshotd.client.client import Snapshotd

@@ -7,8 +7,8 @@ import dataclasses
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.documents import in_short
-from snapshotd.cli.text import print_json, printable, shown_id, status, table
+from snapshotd.cli.documents import short_json
+from snapshotd.cli.text import id_text, print_json, printable, status, table
 from snapshotd.cli.values import complete_snapshot
 
 
@@ -38,13 +38,13 @@ def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) ->
     rows = [
         (
             str(number),
-            shown_id(entry.id, full=no_trunc),
+            id_text(entry.id, full=no_trunc),
             entry.kind,
             printable(entry.name),
             entry.side_effect,
             status(entry.status or "open"),
-            shown_id(entry.snapshot, full=no_trunc),
-            in_short(entry.arguments),
+            id_text(entry.snapshot, full=no_trunc),
+            short_json(entry.arguments),
         )
         for number, entry in enumerate(found)
     ]

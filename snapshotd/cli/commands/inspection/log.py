@@ -6,8 +6,8 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.follow import note
-from snapshotd.cli.taken import snapshot_json, state_of
-from snapshotd.cli.text import file_counts, milliseconds, print_json, printable, shown_id, size, status, table
+from snapshotd.cli.snapshots import snapshot_json, state_of
+from snapshotd.cli.text import file_counts, id_text, milliseconds, print_json, printable, size, status, table
 from snapshotd.cli.values import Count, complete_trajectory
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import SnapshotInfo
@@ -77,18 +77,18 @@ def command(
         print_json([snapshot_json(item) for item in found])
     elif quiet:
         for item in found:
-            click.echo(shown_id(item.id, full=no_trunc))
+            click.echo(id_text(item.id, full=no_trunc))
     else:
         _table(found, no_trunc)
         for item in found:
             if item.warnings:
-                which = shown_id(item.id, full=no_trunc)
+                which = id_text(item.id, full=no_trunc)
                 note(f"{which} lacks some of what the sandbox had; `snapshotd show {which}` says what")
         refusal = _refusal(client, trajectory)
         if refusal is not None:
             note(refusal)
     if more:
-        note(f"{number_of(_older(client, found[0]), 'older snapshot')} not listed; --all lists everything")
+        note(f"{number_of(_count_older(client, found[0]), 'older snapshot')} not listed; --all lists everything")
     return 0
 
 
@@ -103,7 +103,7 @@ def _refusal(client: Snapshotd, ref: str) -> str | None:
     return f"the program of {short(trajectory.id)} was refused: {warnings[-1]['message']}"
 
 
-def _older(client: Snapshotd, first: SnapshotInfo) -> int:
+def _count_older(client: Snapshotd, first: SnapshotInfo) -> int:
     """Number of snapshots that its trajectory has before this one. They are numbered without gaps, a fork's from where
     it began."""
     forked_from = client.trajectory(first.trajectory).forked_from
@@ -114,7 +114,7 @@ def _table(found: list[SnapshotInfo], no_trunc: bool) -> None:
     rows = [
         (
             str(item.seq),
-            shown_id(item.id, full=no_trunc),
+            id_text(item.id, full=no_trunc),
             printable(item.tool.name) if item.reused is None else f"{printable(item.tool.name)} ← {short(item.reused)}",
             status(item.tool.status),
             "-" if item.tool.exit_code is None else str(item.tool.exit_code),

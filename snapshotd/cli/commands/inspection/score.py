@@ -65,7 +65,7 @@ def command(
     argv = after_dashes(ctx)
     if not refs or not argv:
         refuse("name snapshots or trajectories, and a command: `snapshotd score ID... -- CMD`")
-    folder, place = _placed(files)
+    folder, place = _split_place(files)
     found = connect(ctx).score(refs, argv, with_files=folder, with_path=place, env=dict(env), on_run=_say, **options)
     if as_json:
         print_json([_json(row) for row in found])
@@ -74,7 +74,7 @@ def command(
     return int(any(row.error is not None for row in found))
 
 
-def _placed(files: str | None) -> tuple[str | None, str | None]:
+def _split_place(files: str | None) -> tuple[str | None, str | None]:
     folder, colon, place = (files or "").rpartition(":")
     return (folder, place) if colon and folder and place.startswith("/") else (files, None)
 

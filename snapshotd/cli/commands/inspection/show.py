@@ -11,7 +11,7 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.follow import RawOutput
-from snapshotd.cli.taken import details_json, state_of
+from snapshotd.cli.snapshots import details_json, state_of
 from snapshotd.cli.text import file_counts, milliseconds, print_json, printable, size
 from snapshotd.cli.values import complete_snapshot
 from snapshotd.client.client import Snapshotd

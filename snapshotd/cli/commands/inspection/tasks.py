@@ -7,7 +7,7 @@ import dataclasses
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.text import print_json, printable, shown_id, status, table
+from snapshotd.cli.text import id_text, print_json, printable, status, table
 from snapshotd.cli.values import complete_snapshot
 
 
@@ -31,8 +31,8 @@ def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) ->
             printable(item.name),
             status(item.status),
             printable(" ".join(item.depends)) or "-",
-            shown_id(item.started_in, full=no_trunc),
-            shown_id(item.ended_in, full=no_trunc),
+            id_text(item.started_in, full=no_trunc),
+            id_text(item.ended_in, full=no_trunc),
             printable(item.note or "-"),
         )
         for item in found

@@ -13,7 +13,7 @@ import click
 from snapshotd.cli.command import connect, declare, json_option, refuse, standard_input
 from snapshotd.cli.follow import note
 from snapshotd.cli.progress import Meter
-from snapshotd.cli.taken import report_taken
+from snapshotd.cli.snapshots import report_snapshot
 from snapshotd.cli.text import print_json, size
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.client import Snapshotd
@@ -68,7 +68,7 @@ def command(ctx: click.Context, source: str, target: str, user: str | None, wait
         with Meter(f"copying to {target}", quiet=as_json) as meter:
             done = _into(client, source, goal, user, wait or "captured", meter)
         _warn(done.warnings)
-        report_taken(client, done.snapshot, wait, as_json=as_json)
+        report_snapshot(client, done.snapshot, wait, as_json=as_json)
         return 0
     assert origin is not None
     if user is not None or wait is not None:
@@ -102,13 +102,13 @@ def _into(client: Snapshotd, source: str, goal: Inside, user: str | None, wait: 
         stdin = standard_input()
         if stdin is None or stdin.isatty():
             refuse("a tar is read from standard input, which is a terminal; send it through a pipe")
-        return client.write_archive(goal.ref, goal.path, stdin, user=user, wait=wait, moved=meter.moved)
+        return client.write_archive(goal.ref, goal.path, stdin, user=user, wait=wait, moved=meter.show_bytes)
     if not os.path.exists(source):
         refuse(f"there is no {source} on this machine; write ID:PATH for one of a sandbox")
     kind = _kind(client, goal)
     is_folder = os.path.isdir(source)
     path = _goal(source, goal.path, kind == "directory", is_folder=is_folder, is_there=kind is not None)
-    return client.upload(goal.ref, source, path, user=user, wait=wait, moved=meter.moved)
+    return client.upload(goal.ref, source, path, user=user, wait=wait, moved=meter.show_bytes)
 
 
 def _out(client: Snapshotd, origin: Inside, target: str, meter: Meter) -> RestoreInfo:
@@ -117,7 +117,7 @@ def _out(client: Snapshotd, origin: Inside, target: str, meter: Meter) -> Restor
     to = _goal(origin.path, target, os.path.isdir(target), is_folder=is_folder, is_there=is_there)
     if to != target and os.path.lexists(to) and (os.path.islink(to) or not (os.path.isfile(to) or os.path.isdir(to))):
         refuse(f"{to} is no regular file, and is not replaced; move it away, or name another place")
-    return client.download(*origin, to, moved=meter.moved)
+    return client.download(*origin, to, moved=meter.show_bytes)
 
 
 def _stream_out(client: Snapshotd, origin: Inside, as_json: bool) -> int:

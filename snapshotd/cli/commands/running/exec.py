@@ -27,7 +27,7 @@ from snapshotd.cli.command import (
 )
 from snapshotd.cli.follow import INTERRUPTED, BetweenLines, note
 from snapshotd.cli.github import GitHub, github_option
-from snapshotd.cli.taken import counted, taken_line
+from snapshotd.cli.snapshots import summary_line, wait_for_counts
 from snapshotd.cli.text import print_json, printable
 from snapshotd.cli.values import Seconds, Variable, complete_snapshot, complete_trajectory, idle_option
 from snapshotd.cli.waiting import Wait, wait_option
@@ -223,7 +223,7 @@ def command(
                 "--detach, or --snapshot, --if-head, -t and --wait"
             )
         own = {**options, "stdin": interactive, "service": service}
-        return _detached(connect(ctx), trajectory, argv, own, as_json)
+        return _start_in_background(connect(ctx), trajectory, argv, own, as_json)
     _give_input(ctx, options, "-" if interactive else from_file)
     if wait is not None:
         options["wait"] = wait
@@ -238,9 +238,9 @@ def command(
         if as_json:
             done = _as_json(client, trajectory, snapshot, argv, options)
         elif tty:
-            done = in_terminal(client, trajectory, snapshot, argv, options, quiet)
+            done = exec_in_terminal(client, trajectory, snapshot, argv, options, quiet)
         else:
-            done = in_pipes(client, trajectory, snapshot, argv, options, quiet)
+            done = exec_in_pipes(client, trajectory, snapshot, argv, options, quiet)
         if github is not None:
             _tell(github, done, argv, junit)
         return done.exit_code
@@ -284,7 +284,9 @@ def _check_throw_away(wait: Wait | None, if_head: str | None, idle_timeout: floa
             refuse(f"a throw-away fork {what}; leave out {option}, or name a trajectory instead of --snapshot")
 
 
-def _detached(client: Snapshotd, trajectory: str, argv: list[str], options: dict[str, Any], as_json: bool) -> int:
+def _start_in_background(
+    client: Snapshotd, trajectory: str, argv: list[str], options: dict[str, Any], as_json: bool
+) -> int:
     begun = client.exec_in_background(trajectory, argv, **options)
     if as_json:
         print_json(dataclasses.asdict(begun))
@@ -320,30 +322,32 @@ def _call(
     return client.exec(trajectory, argv, on_output=on_output, **options)
 
 
-def in_terminal(
+def exec_in_terminal(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
 ) -> ExecInfo:
     """The command has this terminal until it ends."""
     options["env"] = {**read_variables(["TERM"]), **options["env"]}
     lines = BetweenLines()
-    with terminal.lent() as options["terminal"]:
+    with terminal.lend_terminal() as options["terminal"]:
         done = _call(client, trajectory, snapshot, argv, lines.output, options)
-    return _told(client, done, options, quiet, lines)
+    return _report_end(client, done, options, quiet, lines)
 
 
-def in_pipes(
+def exec_in_pipes(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
 ) -> ExecInfo:
     """The command's output goes to ours."""
     lines = BetweenLines()
-    return _told(client, _call(client, trajectory, snapshot, argv, lines.output, options), options, quiet, lines)
+    return _report_end(client, _call(client, trajectory, snapshot, argv, lines.output, options), options, quiet, lines)
 
 
-def _told(client: Snapshotd, done: ExecInfo, options: dict[str, Any], quiet: bool, lines: BetweenLines) -> ExecInfo:
+def _report_end(
+    client: Snapshotd, done: ExecInfo, options: dict[str, Any], quiet: bool, lines: BetweenLines
+) -> ExecInfo:
     if done.call.error is not None and not quiet:
         lines.line(f"snapshotd: {printable(done.call.error)}", at_once=True)
     if done.snapshot is not None and not quiet:
-        lines.line(taken_line(counted(client, done.snapshot), with_state="wait" in options), at_once=True)
+        lines.line(summary_line(wait_for_counts(client, done.snapshot), with_state="wait" in options), at_once=True)
     return done
 
 

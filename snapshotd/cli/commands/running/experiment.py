@@ -13,7 +13,7 @@ import click
 from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, json_option
 from snapshotd.cli.commands.inspection.compare import show_comparison
 from snapshotd.cli.follow import note
-from snapshotd.cli.taken import report_taken
+from snapshotd.cli.snapshots import report_snapshot
 from snapshotd.cli.text import ago, print_json, printable, table
 from snapshotd.cli.values import complete_experiment
 from snapshotd.cli.waiting import Wait, wait_option
@@ -100,7 +100,7 @@ def _run_shared(fleet: tuple[str, ...], file: Path, as_json: bool) -> int:
     else:
         _report_rows(info, branches=False)
         if info.best is not None:
-            click.echo(f"best: {_called(info.best)}, trajectory {short(info.best.trajectory or '')} on its node")
+            click.echo(f"best: {_branch_name(info.best)}, trajectory {short(info.best.trajectory or '')} on its node")
     return int(not any(one.passed for one in info.branches))
 
 
@@ -121,7 +121,7 @@ def ls(ctx: click.Context, as_json: bool) -> int:
             printable(info.name),
             f"{sum(one.state in FINAL for one in info.branches)}/{len(info.branches)}",
             str(sum(one.passed for one in info.branches)),
-            "-" if info.best is None else _called(info.best),
+            "-" if info.best is None else _branch_name(info.best),
             ago(info.began_at),
             printable(info.ended or "-"),
         )
@@ -182,7 +182,7 @@ def promote(ctx: click.Context, name: str, branch: str | None, yes: bool, wait: 
     """
     client = connect(ctx)
     taken = client.promote_experiment(name, branch, leave_behind=yes, wait=wait or "captured")
-    report_taken(client, taken, wait, as_json=as_json)
+    report_snapshot(client, taken, wait, as_json=as_json)
     return 0
 
 
@@ -245,15 +245,15 @@ class _Progress:
 
     def show(self, info: ExperimentInfo) -> None:
         if self._live is not None:
-            self._live.update(_drawn(info))
+            self._live.update(_draw(info))
             return
         for one in info.branches:
             if one.state in (*FINAL, "stopped") and one.called not in self._said:
                 self._said.add(one.called)
-                note(f"{_called(one)}: {one.error or one.state}{'' if one.score is None else f' {one.score:g}'}")
+                note(f"{_branch_name(one)}: {one.error or one.state}{'' if one.score is None else f' {one.score:g}'}")
 
 
-def _drawn(info: ExperimentInfo) -> Table:
+def _draw(info: ExperimentInfo) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -270,7 +270,7 @@ def _report(client: Snapshotd, info: ExperimentInfo, as_json: bool, *, branches:
         return
     _report_rows(info, branches=branches)
     if info.best is not None:
-        click.echo(f"best: {_called(info.best)}{_promotion(client, info, info.best)}")
+        click.echo(f"best: {_branch_name(info.best)}{_promotion(client, info, info.best)}")
 
 
 def _report_rows(info: ExperimentInfo, *, branches: bool) -> None:
@@ -280,7 +280,7 @@ def _report_rows(info: ExperimentInfo, *, branches: bool) -> None:
         click.echo(f"ended: {printable(info.ended)}")
     for one in info.branches:
         if one.error is not None and not branches:
-            click.echo(f"{_called(one)}: {printable(one.error)}")
+            click.echo(f"{_branch_name(one)}: {printable(one.error)}")
 
 
 def _promotion(client: Snapshotd, info: ExperimentInfo, best: ExperimentBranch) -> str:
@@ -288,7 +288,7 @@ def _promotion(client: Snapshotd, info: ExperimentInfo, best: ExperimentBranch) 
     and leaves nothing behind without --yes."""
     words, said = info.name, ""
     if not best.passed:
-        words, said = f"{words} {_called(best)}", ", which did not pass"
+        words, said = f"{words} {_branch_name(best)}", ", which did not pass"
     source = client.trajectory(client.snapshot(info.snapshot).trajectory)
     if source.head != info.snapshot:
         words = f"--yes {words}"
@@ -360,7 +360,7 @@ def _branch_rows(info: ExperimentInfo) -> tuple[Sequence[str], list[Sequence[str
         reason = one.error or ", ".join(one.protected)
         rows.append(
             [
-                _called(one),
+                _branch_name(one),
                 one.state,
                 "-" if one.score is None else f"{one.score:.4g}",
                 "yes" if one.passed else "no" if done else "-",
@@ -372,7 +372,7 @@ def _branch_rows(info: ExperimentInfo) -> tuple[Sequence[str], list[Sequence[str
     return [*header, "ERROR OR PROTECTED"], rows
 
 
-def _called(one: ExperimentBranch) -> str:
+def _branch_name(one: ExperimentBranch) -> str:
     return printable(one.called)
 
 

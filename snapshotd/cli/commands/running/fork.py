@@ -139,7 +139,7 @@ def command(
         except KeyboardInterrupt:
             note("no other fork begins; the ones that run go on")
             raise
-        return _queued(queue, as_json)
+        return _report_queue(queue, as_json)
     if (wanted := len(variants) or count) > FORK_MAX:
         refuse(
             f"{number_of(wanted, 'fork')} are more than the {FORK_MAX} that one fork makes; --parallel P makes them P at a time"
@@ -183,7 +183,7 @@ def _say(child: QueuedFork) -> None:
     note(f"{printable(child.label)}: {'' if child.trajectory is None else short(child.trajectory.id) + '  '}{how}")
 
 
-def _queued(queue: QueueInfo, as_json: bool) -> int:
+def _report_queue(queue: QueueInfo, as_json: bool) -> int:
     if as_json:
         print_json({"experiment": queue.experiment, "children": [_child_json(child) for child in queue.children]})
     else:

@@ -7,7 +7,7 @@ import dataclasses
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.text import ago, print_json, printable, shown_id, status, table
+from snapshotd.cli.text import ago, id_text, print_json, printable, status, table
 
 
 @declare("ls", examples=["snapshotd ls", "snapshotd ls -q", "snapshotd ls --json | jq '.[].id'"])
@@ -27,20 +27,20 @@ def command(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> i
         return 0
     if quiet:
         for item in found:
-            click.echo(shown_id(item.id, full=no_trunc))
+            click.echo(id_text(item.id, full=no_trunc))
         return 0
     images = {image.id: image.name for image in client.images()}
     rows = [
         (
-            shown_id(item.id, full=no_trunc),
+            id_text(item.id, full=no_trunc),
             item.name or "-",
             status(item.status),
             "-" if item.exit_code is None else str(item.exit_code),
-            shown_id(item.head, full=no_trunc),
-            images.get(item.image) or shown_id(item.image, full=no_trunc),
+            id_text(item.head, full=no_trunc),
+            images.get(item.image) or id_text(item.image, full=no_trunc),
             item.runtime,
             ago(item.created_at),
-            shown_id(item.forked_from, full=no_trunc),
+            id_text(item.forked_from, full=no_trunc),
             printable(" ".join(item.agent.argv)) if item.agent else "-",
         )
         for item in found

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.text import ago, print_json, printable, shown_id, table
+from snapshotd.cli.text import ago, id_text, print_json, printable, table
 from snapshotd.cli.values import complete_trajectory
 from snapshotd.client.results import CommandInfo, SandboxInfo
 
@@ -44,13 +44,13 @@ def command(ctx: click.Context, trajectory: str | None, quiet: bool, no_trunc: b
         return 0
     if quiet:
         for item in found:
-            click.echo(shown_id(item.trajectory.id, full=no_trunc))
+            click.echo(id_text(item.trajectory.id, full=no_trunc))
         return 0
     rows = [
         (
-            shown_id(item.trajectory.id, full=no_trunc),
+            id_text(item.trajectory.id, full=no_trunc),
             item.trajectory.name or "-",
-            shown_id(item.container, full=no_trunc),
+            id_text(item.container, full=no_trunc),
             str(item.pid),
             item.trajectory.runtime,
             "running" if item.agent_running else "-",
@@ -82,15 +82,15 @@ def _commands(found: list[CommandInfo], *, quiet: bool, no_trunc: bool, as_json:
     if quiet:
         for item in found:
             if item.status == "running":
-                click.echo(shown_id(item.id, full=no_trunc))
+                click.echo(id_text(item.id, full=no_trunc))
         return
     rows: list[tuple[str, ...]] = [
         (
-            shown_id(item.id, full=no_trunc),
+            id_text(item.id, full=no_trunc),
             item.status,
             "-" if item.exit_code is None else str(item.exit_code),
             ago(item.started_at),
-            "-" if item.snapshot is None else shown_id(item.snapshot, full=no_trunc),
+            "-" if item.snapshot is None else id_text(item.snapshot, full=no_trunc),
             _line(item, no_trunc),
         )
         for item in found
@@ -98,11 +98,11 @@ def _commands(found: list[CommandInfo], *, quiet: bool, no_trunc: bool, as_json:
     heads: tuple[str, ...] = ("ID", "STATUS", "EXIT", "STARTED", "SNAPSHOT", "COMMAND")
     if any(item.service for item in found):
         heads = (*heads[:-1], "SERVICE", "STATE", "RESTARTS", heads[-1])
-        rows = [(*row[:-1], *_served(item), row[-1]) for row, item in zip(rows, found, strict=True)]
+        rows = [(*row[:-1], *_service_cells(item), row[-1]) for row, item in zip(rows, found, strict=True)]
     table(heads, rows, right=(2,))
 
 
-def _served(item: CommandInfo) -> tuple[str, str, str]:
+def _service_cells(item: CommandInfo) -> tuple[str, str, str]:
     return ("-", "-", "-") if item.service is None else (item.service, item.service_state or "-", str(item.restarts))
 
 

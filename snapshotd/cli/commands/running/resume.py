@@ -11,7 +11,7 @@ from snapshotd.cli.documents import json_file
 from snapshotd.cli.follow import follow, patience
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import Pair, complete_trajectory
-from snapshotd.cli.waiting import Wait, settled, wait_option
+from snapshotd.cli.waiting import Wait, wait_for_head, wait_option
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import TrajectoryInfo
 from snapshotd.errors import Undecided
@@ -72,7 +72,7 @@ def command(
         started = _resume(client, trajectory, retries, skips, answers)
     if not detach:
         return follow(client, started.id, as_json=as_json, quiet=quiet, stop_on_interrupt=True, wait=wait)
-    state = {} if wait is None else {"state": settled(client, started.id, wait)}
+    state = {} if wait is None else {"state": wait_for_head(client, started.id, wait)}
     if as_json:
         print_json({"trajectory": started.id, **state})
     else:

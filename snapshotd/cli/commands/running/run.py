@@ -20,11 +20,11 @@ from snapshotd.cli.command import (
     refuse_input,
     standard_input,
 )
-from snapshotd.cli.commands.running.exec import in_terminal
+from snapshotd.cli.commands.running.exec import exec_in_terminal
 from snapshotd.cli.follow import follow, note, patience
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import local_file, local_folder, make_image, sandbox_keywords, sandbox_options
-from snapshotd.cli.waiting import Wait, settled, wait_option
+from snapshotd.cli.waiting import Wait, wait_for_head, wait_option
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.local import profiles
 from snapshotd.client.local.profiles import AgentProfile
@@ -122,13 +122,13 @@ def command(
     wanted = _program(program, after_dashes(ctx))
     if wanted["agent"] in profiles.names() and not os.path.lexists(wanted["agent"]):
         if options["isolation"] is not None or connect(ctx).status()["mode"] == "folder":
-            raise _in_a_folder(wanted["agent"])  # before npm has loaded what it would not run
+            raise _isolation_missing(wanted["agent"])  # before npm has loaded what it would not run
         profile = profiles.load(wanted["agent"])
-        wanted = _known(profile, wanted["args"], options)
+        wanted = _agent_command(profile, wanted["args"], options)
         requirements = requirements or profile.requirements()
     if interactive or tty:
         _check_terminal(interactive and tty, wanted, detach or as_json or wait is not None)
-        return _in_terminal(
+        return _run_in_terminal(
             connect(ctx), wanted, user, quiet, {"requirements": requirements, **sandbox_keywords(options)}
         )
     refuse_input("put it into the workspace or an argument, or use `snapshotd create` and `exec -i`")
@@ -157,7 +157,7 @@ def command(
             **keywords,
         )
     if detach:
-        state = {} if wait is None else {"state": settled(client, trajectory.id, wait)}
+        state = {} if wait is None else {"state": wait_for_head(client, trajectory.id, wait)}
         if as_json:
             print_json({"trajectory": trajectory.id, **state})
         else:
@@ -179,19 +179,21 @@ def _check_terminal(both: bool, wanted: dict[str, Any], elsewhere: bool) -> None
         )
 
 
-def _in_terminal(client: Snapshotd, wanted: dict[str, Any], user: str | None, quiet: bool, rest: dict[str, Any]) -> int:
+def _run_in_terminal(
+    client: Snapshotd, wanted: dict[str, Any], user: str | None, quiet: bool, rest: dict[str, Any]
+) -> int:
     """A sandbox without an agent, with one command that has this terminal."""
     make_image(client, rest, None if quiet else note)
     with patience():
         trajectory, _ = client.create(program=wanted.get("program"), **rest)
     options: dict[str, Any] = {"stdin": standard_input(), "env": {}, "user": user}
     try:
-        return in_terminal(client, trajectory.id, None, wanted["command"], options, quiet).exit_code
+        return exec_in_terminal(client, trajectory.id, None, wanted["command"], options, quiet).exit_code
     finally:
         client.stop(trajectory.id)
 
 
-def _in_a_folder(name: str) -> Unsupported:
+def _isolation_missing(name: str) -> Unsupported:
     """The daemon says the same of a request (`engine/runs/folder_mode.py`), which comes after the program is installed."""
     return Unsupported(
         f"a known agent's program needs a sandbox with isolation, and this one is a plain folder: install {name} here, and run it "
@@ -199,7 +201,7 @@ def _in_a_folder(name: str) -> Unsupported:
     )
 
 
-def _known(profile: AgentProfile, args: list[str], options: dict[str, Any]) -> dict[str, Any]:
+def _agent_command(profile: AgentProfile, args: list[str], options: dict[str, Any]) -> dict[str, Any]:
     """A known agent as a command. Its environment and provider are added to the options that do not name them."""
     provider = profile.provider(dict(options["providers"]))
     if provider is not None:

@@ -12,7 +12,7 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.follow import note
-from snapshotd.cli.taken import report_taken
+from snapshotd.cli.snapshots import report_snapshot
 from snapshotd.cli.values import Name, Seconds, complete_trajectory
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.client import Snapshotd
@@ -64,7 +64,7 @@ def command(
 
 
 def _show(client: Snapshotd, taken: SnapshotInfo, wait: Wait | None, *, as_json: bool) -> None:
-    report_taken(client, taken, wait, as_json=as_json)
+    report_snapshot(client, taken, wait, as_json=as_json)
     if not as_json:
         click.echo(taken.id)
     sys.stdout.flush()

@@ -161,20 +161,20 @@ def serve_daemon(
     ready_fd: int | None = None,
 ) -> int:
     """Be the daemon at the client's places until told to stop. Returns the exit code. `settings` may raise."""
-    from snapshotd.daemon.importing import uncollected
+    from snapshotd.daemon.importing import pause_collection
 
-    with uncollected():
+    with pause_collection():
         from snapshotd.daemon.access.address import parse_listen
         from snapshotd.daemon.host import footing_of
-        from snapshotd.daemon.server import ServerOptions, serve, told_to
+        from snapshotd.daemon.server import ServerOptions, report_failures, serve
 
-    with told_to(ready_fd):
+    with report_failures(ready_fd):
         config = settings(client)
         footing = footing_of(config, isolation)
         listen = parse_listen(config.listen) if config.listen else None
 
     def open_engine(ground: Footing) -> Any:
-        with uncollected():
+        with pause_collection():
             from snapshotd.daemon import wiring  # only when this process has the rights that it is to have
         return wiring.open_engine(config, ground)
 
@@ -195,7 +195,7 @@ def serve_daemon(
         code = exc.exit_code
         raise
     finally:
-        if _threads_left():  # an engine that failed to open or to close leaves some, which keep the process alive
+        if _has_threads():  # an engine that failed to open or to close leaves some, which keep the process alive
             _leave(code)
     return code
 
@@ -212,7 +212,7 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def _threads_left() -> bool:
+def _has_threads() -> bool:
     """True if a thread runs that the interpreter would wait for."""
     return any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
 

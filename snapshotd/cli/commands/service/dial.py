@@ -22,7 +22,7 @@ def command(ctx: click.Context) -> int:
 
     For clients that reach this machine through ssh (SNAPSHOTD_HOST=ssh://USER@HOST), which run it here.
     """
-    with _dialled(connect(ctx)) as daemon:
+    with _dial(connect(ctx)) as daemon:
         threading.Thread(target=_send, args=(daemon,), daemon=True).start()
         with contextlib.suppress(OSError):
             while data := daemon.recv(READ_BYTES):
@@ -30,18 +30,18 @@ def command(ctx: click.Context) -> int:
     return 0
 
 
-def _dialled(client: Snapshotd) -> socket.socket:
+def _dial(client: Snapshotd) -> socket.socket:
     """A connection to the daemon, which is started if it does not run."""
     with contextlib.suppress(OSError):
-        return _connected(client)
+        return _connect_once(client)
     client.version()
     try:
-        return _connected(client)
+        return _connect_once(client)
     except OSError as exc:
         raise unreachable(exc, client.socket_path) from exc
 
 
-def _connected(client: Snapshotd) -> socket.socket:
+def _connect_once(client: Snapshotd) -> socket.socket:
     daemon = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         daemon.connect(str(client.socket_path))

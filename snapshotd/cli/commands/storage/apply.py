@@ -10,7 +10,7 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.follow import note
-from snapshotd.cli.text import print_json, printable, shown_id
+from snapshotd.cli.text import id_text, print_json, printable
 from snapshotd.cli.values import complete_snapshot
 from snapshotd.client.results import AppliedInfo, ApplyInfo, MergeInfo
 from snapshotd.errors import Conflict
@@ -106,9 +106,9 @@ def _print(done: ApplyInfo, to: str) -> None:
     elif done.dry_run:
         note(f"{number_of(len(done.changes), 'change')} would be applied to {to}{same}")
     else:
-        made = f", commit {shown_id(done.commit, full=False)}" if done.commit else ""
+        made = f", commit {id_text(done.commit, full=False)}" if done.commit else ""
         note(
-            f"{number_of(len(done.changes), 'change')} since {shown_id(done.base, full=False)} applied to {to}{same}{made}"
+            f"{number_of(len(done.changes), 'change')} since {id_text(done.base, full=False)} applied to {to}{same}{made}"
         )
 
 

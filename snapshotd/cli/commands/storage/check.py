@@ -9,7 +9,7 @@ import click
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.follow import note
 from snapshotd.cli.progress import Meter
-from snapshotd.cli.text import path_json, print_json, printable, shown_id, size, table
+from snapshotd.cli.text import id_text, path_json, print_json, printable, size, table
 from snapshotd.client.results import CheckInfo, DamageInfo
 from snapshotd.errors import DataLoss
 from snapshotd.terms import number_of
@@ -53,7 +53,7 @@ def _print(report: CheckInfo, full: bool) -> None:
     if report.damages:
         rows = [
             (
-                shown_id(item.snapshot, full=full),
+                id_text(item.snapshot, full=full),
                 "-" if item.path is None else printable(item.path),
                 "-" if item.pack is None else printable(item.pack),
                 printable(item.what),

@@ -146,7 +146,7 @@ def command(
                 nonlocal count
                 sys.stdout.buffer.write(data)
                 count += len(data)
-                meter.moved(count)
+                meter.show_bytes(count)
 
             warnings = client.export(
                 snapshots, write, form=form, whole=whole, since=since, forks=forks, encrypt=encrypt, progress=meter.line
@@ -162,7 +162,7 @@ def command(
                 forks=forks,
                 encrypt=encrypt,
                 progress=meter.line,
-                moved=meter.moved,
+                moved=meter.show_bytes,
             )
             count, warnings = done.bytes, done.warnings
     if github is not None:
@@ -233,7 +233,7 @@ def _to_cache(
     client = connect(ctx)
     with Meter(f"exporting {snapshot}", quiet=as_json) as meter:
         done = client.export_to_cache(
-            snapshot, cache, key, whole=whole, since=since, encrypt=encrypt, progress=meter.line, moved=meter.moved
+            snapshot, cache, key, whole=whole, since=since, encrypt=encrypt, progress=meter.line, moved=meter.show_bytes
         )
     count, warnings = (0, ()) if done is None else (done.bytes, done.warnings)
     if github is not None:

@@ -8,7 +8,7 @@ import click
 
 from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, json_option
 from snapshotd.cli.follow import note
-from snapshotd.cli.text import ago, print_json, printable, shown_id, size, table
+from snapshotd.cli.text import ago, id_text, print_json, printable, size, table
 from snapshotd.cli.values import Name, complete_image
 from snapshotd.client.results import ImageInfo
 
@@ -33,7 +33,7 @@ def build(ctx: click.Context, recipe: str, name: str | None, as_json: bool) -> i
     npm too), essential (the least of Debian), or minimal (this machine's own Python and shell, in seconds). An unchanged
     one is reused. With --json: the image.
     """
-    return _made(connect(ctx).build_image(recipe, name=name, progress=note), as_json)
+    return _report_image(connect(ctx).build_image(recipe, name=name, progress=note), as_json)
 
 
 @declare(
@@ -54,7 +54,7 @@ def import_(ctx: click.Context, source: str, name: str | None, as_json: bool) ->
     SOURCE is a folder, a tar of a root file system, a `docker save` or OCI archive, or the name of a Docker image. With
     --json: the image.
     """
-    return _made(connect(ctx).import_image(source, name=name, progress=note), as_json)
+    return _report_image(connect(ctx).import_image(source, name=name, progress=note), as_json)
 
 
 @declare("ls", examples=["snapshotd image ls"])
@@ -72,12 +72,12 @@ def ls(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> int:
         print_json([dataclasses.asdict(item) for item in found])
     elif quiet:
         for item in found:
-            click.echo(shown_id(item.id, full=no_trunc))
+            click.echo(id_text(item.id, full=no_trunc))
     else:
         rows = [
             (
                 item.name or "-",
-                shown_id(item.id, full=no_trunc),
+                id_text(item.id, full=no_trunc),
                 size(item.bytes),
                 str(item.file_count),
                 ago(item.created_at),
@@ -108,7 +108,7 @@ def rm(ctx: click.Context, images: tuple[str, ...], as_json: bool) -> int:
     return 0
 
 
-def _made(image: ImageInfo, as_json: bool) -> int:
+def _report_image(image: ImageInfo, as_json: bool) -> int:
     if as_json:
         print_json(dataclasses.asdict(image))
     else:

@@ -35,7 +35,7 @@ class _Source:
     def read(self, count: int) -> bytes:
         data = self._raw.read(count) or b""
         self._count += len(data)
-        self._meter.moved(self._count)
+        self._meter.show_bytes(self._count)
         return data
 
 
@@ -117,11 +117,11 @@ def command(
                 cache, key, prefixes, name=name, decrypt=decrypt, wait=wait or "captured", progress=meter.line
             )
         if found is None:
-            return _missed(cache, key, github, as_json)
+            return _report_miss(cache, key, github, as_json)
         done = found.imported
     else:
         done = _from_file(client, str(file), name, decrypt, wait or "captured", as_json)
-    return _told(client, done, found, wait, github, as_json)
+    return _report_import(client, done, found, wait, github, as_json)
 
 
 def _from_file(
@@ -134,7 +134,7 @@ def _from_file(
             return client.import_bundle(_Source(raw, meter), name=name, decrypt=decrypt, wait=wait, progress=meter.line)
 
 
-def _missed(cache: str, key: str, github: GitHub | None, as_json: bool) -> int:
+def _report_miss(cache: str, key: str, github: GitHub | None, as_json: bool) -> int:
     if github is not None:
         github.outputs({"cache-hit": False, "cache-matched-key": ""})
     if as_json:
@@ -143,7 +143,7 @@ def _missed(cache: str, key: str, github: GitHub | None, as_json: bool) -> int:
     return 1
 
 
-def _told(
+def _report_import(
     client: Snapshotd,
     done: ImportInfo,
     found: CacheImportInfo | None,

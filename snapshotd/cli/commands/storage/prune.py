@@ -10,7 +10,7 @@ import click
 from snapshotd.cli.command import ask, connect, declare, is_terminal, json_option, refuse
 from snapshotd.cli.progress import Meter
 from snapshotd.cli.retention import policy_of, retention_options
-from snapshotd.cli.text import ago, print_json, printable, shown_id, size, table
+from snapshotd.cli.text import ago, id_text, print_json, printable, size, table
 from snapshotd.cli.values import Duration
 from snapshotd.client.results import PruneInfo
 from snapshotd.terms import PRUNE_GRACE_S, number_of
@@ -78,8 +78,8 @@ def _print(report: PruneInfo, full: bool) -> None:
     if report.pruned:
         rows = [
             (
-                shown_id(item.snapshot, full=full),
-                shown_id(item.trajectory, full=full),
+                id_text(item.snapshot, full=full),
+                id_text(item.trajectory, full=full),
                 str(item.seq),
                 ago(item.created_at),
                 printable(item.reason),

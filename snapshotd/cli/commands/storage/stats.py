@@ -10,7 +10,7 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.commands.service.fleet import show_nodes
-from snapshotd.cli.text import ago, milliseconds, print_json, printable, shown_id, size, table
+from snapshotd.cli.text import ago, id_text, milliseconds, print_json, printable, size, table
 from snapshotd.client.results import PauseStats, SandboxStats, StatsInfo
 from snapshotd.terms import number_of
 
@@ -68,7 +68,7 @@ def _show(before: StatsInfo, now: StatsInfo, *, full: bool) -> None:
     earlier = {one.trajectory: one for one in before.sandboxes}
     rows = [
         (
-            shown_id(one.trajectory, full=full),
+            id_text(one.trajectory, full=full),
             printable(one.name or "-"),
             _load(earlier.get(one.trajectory), one),
             f"{size(one.used_memory_bytes)} / {size(one.memory_bytes)}",
@@ -80,9 +80,7 @@ def _show(before: StatsInfo, now: StatsInfo, *, full: bool) -> None:
     ]
     table(("TRAJECTORY", "NAME", "CPU", "MEMORY / LIMIT", "PROCESSES", "AGENT", "STARTED"), rows, right=(2, 3, 4))
     click.echo()
-    disk = [
-        (shown_id(one.trajectory, full=full), printable(one.name or "-"), size(one.layer_bytes)) for one in now.disk
-    ]
+    disk = [(id_text(one.trajectory, full=full), printable(one.name or "-"), size(one.layer_bytes)) for one in now.disk]
     usage = now.usage
     budget = f"of {size(usage.layer_budget_bytes)}" if usage.layer_budget_bytes else "-"  # a tenant is not told
     disk.append(("all layers", budget, size(usage.layer_bytes)))

@@ -35,7 +35,7 @@ _TOOL_IN_LOG = ["name", "arguments", "status", "exit_code", "duration_ms"]
 """The parts of a snapshot, and of its call, that `log --json` prints."""
 
 
-def counted(client: Snapshotd, taken: SnapshotInfo) -> SnapshotInfo:
+def wait_for_counts(client: Snapshotd, taken: SnapshotInfo) -> SnapshotInfo:
     """The same with its changes counted, if the daemon counts them within a short wait."""
     deadline = time.monotonic() + _COUNT_S
     while taken.files is None and time.monotonic() < deadline:
@@ -44,7 +44,7 @@ def counted(client: Snapshotd, taken: SnapshotInfo) -> SnapshotInfo:
     return taken
 
 
-def taken_line(taken: SnapshotInfo, *, with_state: bool) -> str:
+def summary_line(taken: SnapshotInfo, *, with_state: bool) -> str:
     """The line of a snapshot."""
     return snapshot_line(
         seq=taken.seq,
@@ -58,16 +58,16 @@ def taken_line(taken: SnapshotInfo, *, with_state: bool) -> str:
     )
 
 
-def report_taken(client: Snapshotd, taken: SnapshotInfo, wait: Wait | None, *, as_json: bool) -> None:
+def report_snapshot(client: Snapshotd, taken: SnapshotInfo, wait: Wait | None, *, as_json: bool) -> None:
     """One line on standard error, or with `as_json` the snapshot as `log --json` has it. Behind a change of the past, a line for
     each service that did not come back, too."""
     if taken.tool.name in _BACK:
         _report_services(client, taken)
-    taken = counted(client, taken)
+    taken = wait_for_counts(client, taken)
     if as_json:
         print_json(snapshot_json(taken))
         return
-    click.echo(taken_line(taken, with_state=wait is not None), err=True)
+    click.echo(summary_line(taken, with_state=wait is not None), err=True)
     _report_folder(taken)
 
 
