@@ -7,12 +7,12 @@ import contextlib
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import click
 
-from snapshotd.cli.command import refuse
+from snapshotd.cli.command import join_options, refuse
 from snapshotd.cli.follow import BetweenLines, note
 from snapshotd.cli.text import printable
 from snapshotd.cli.values import Count, Name, Seconds
@@ -23,7 +23,6 @@ from snapshotd.errors import SandboxFailed, SnapshotdError
 from snapshotd.terms import READY_TIMEOUT_S, RESTARTS_MAX, short
 
 _PIECE_BYTES = 64 << 10
-F = TypeVar("F", bound=Callable[..., Any])
 _NAMES = ("ready", "port", "ready_timeout", "required", "restarts")
 
 
@@ -97,39 +96,35 @@ def _feed(client: Snapshotd, found: CommandInfo, source: Readable) -> None:
                 note(exc.message)
 
 
-def service_options(function: F) -> F:
-    """The options; `service_of` takes them."""
-    options = [
-        click.option(
-            "--service",
-            metavar="NAME",
-            type=Name(),
-            help="With --detach: a service, which comes back in forks, rewinds and starts of later snapshots.",
-        ),
-        click.option("--ready", metavar="CMD", help="The service is ready once this line of the shell succeeds there."),
-        click.option(
-            "--port",
-            metavar="PORT",
-            type=Count(1, 65535),
-            help="The service is ready once it listens there; `snapshotd port` takes its name.",
-        ),
-        click.option(
-            "--ready-timeout",
-            metavar="SECONDS",
-            type=Seconds(),
-            help=f"A service that is not ready after so long is ended.  [default: {READY_TIMEOUT_S:g}]",
-        ),
-        click.option("--required", is_flag=True, help="A sandbox does not start if the service does not come back."),
-        click.option(
-            "--restarts",
-            metavar="N",
-            type=Count(0, RESTARTS_MAX),
-            help="Start the service again when it has ended by itself, so often in one sandbox.  [default: 0]",
-        ),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
+service_options = join_options(
+    click.option(
+        "--service",
+        metavar="NAME",
+        type=Name(),
+        help="With --detach: a service, which comes back in forks, rewinds and starts of later snapshots.",
+    ),
+    click.option("--ready", metavar="CMD", help="The service is ready once this line of the shell succeeds there."),
+    click.option(
+        "--port",
+        metavar="PORT",
+        type=Count(1, 65535),
+        help="The service is ready once it listens there; `snapshotd port` takes its name.",
+    ),
+    click.option(
+        "--ready-timeout",
+        metavar="SECONDS",
+        type=Seconds(),
+        help=f"A service that is not ready after so long is ended.  [default: {READY_TIMEOUT_S:g}]",
+    ),
+    click.option("--required", is_flag=True, help="A sandbox does not start if the service does not come back."),
+    click.option(
+        "--restarts",
+        metavar="N",
+        type=Count(0, RESTARTS_MAX),
+        help="Start the service again when it has ended by itself, so often in one sandbox.  [default: 0]",
+    ),
+)
+"""The options of a service; `service_of` takes them."""
 
 
 def service_of(options: dict[str, Any]) -> ServiceOptions | None:

@@ -225,9 +225,37 @@ class CliCommand(click.Command):
                     formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
 
-def declare(name: str, *, examples: Sequence[str], **attrs: Any) -> Callable[[Callable[..., Any]], CliCommand]:
-    """Declare a command of ours. Its docstring's first line is its line in `snapshotd --help`."""
-    return click.command(name, examples=examples, **{"cls": CliCommand, **attrs})
+def declare(
+    name: str, *, examples: Sequence[str], group: click.Group | None = None, **attrs: Any
+) -> Callable[[Callable[..., Any]], CliCommand]:
+    """Declare a command of ours. The function gets click's context first, and returns the exit code; None is 0. The first line of its
+    docstring is the command's line in `snapshotd --help`."""
+
+    make: Any = click.command(name, examples=examples, **{"cls": CliCommand, **attrs})
+
+    def add(function: Callable[..., Any]) -> CliCommand:
+        command: CliCommand = make(click.pass_context(function))
+        if group is not None:
+            group.add_command(command)
+        return command
+
+    return add
+
+
+def declare_group(name: str) -> Callable[[Callable[..., Any]], CliGroup]:
+    """Declare a command that only has commands below it; `declare` adds them."""
+    return click.group(name, cls=CliGroup, context_settings=CONTEXT_SETTINGS)
+
+
+def join_options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Make one decorator of several, which `--help` lists in this order."""
+
+    def add(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
 
 
 def global_options() -> list[click.Option]:
@@ -260,18 +288,16 @@ def global_options() -> list[click.Option]:
     ]
 
 
-def json_option(function: F) -> F:
-    """--json, as the parameter `as_json`."""
+def _remember_json(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
+    if value:
+        ctx.meta[_JSON] = True
+    return value
 
-    def remember(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
-        if value:
-            ctx.meta[_JSON] = True
-        return value
 
-    option = click.option(
-        "--json", "as_json", is_flag=True, is_eager=True, callback=remember, help="Print JSON on standard output."
-    )
-    return option(function)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, is_eager=True, callback=_remember_json, help="Print JSON on standard output."
+)
+"""--json, as the parameter `as_json`."""
 
 
 def wants_json(ctx: click.Context) -> bool:

@@ -12,27 +12,11 @@ from typing import Literal
 
 import click
 
-from snapshotd.cli.command import F
 from snapshotd.config import read_variables
 from snapshotd.errors import UsageError
 
 Level = Literal["notice", "warning", "error"]
 _ANNOTATION_CHARS = 4000
-
-
-def github_option(function: F) -> F:
-    """--github, as the parameter `github`: None without it."""
-
-    def make_step(_ctx: click.Context, _param: click.Parameter, value: bool) -> GitHub | None:
-        return GitHub() if value else None
-
-    option = click.option(
-        "--github",
-        is_flag=True,
-        callback=make_step,
-        help="In a step of GitHub Actions: write its outputs and summary, and annotate failures.",
-    )
-    return option(function)
 
 
 class GitHub:
@@ -63,6 +47,15 @@ class GitHub:
         named = ",".join(f"{name}={_property(value)}" for name, value in where.items() if value)
         text = message[:_ANNOTATION_CHARS].encode(errors="backslashreplace").decode()
         click.echo(f"::{level}{' ' if named else ''}{named}::{_data(text)}", err=True)
+
+
+github_option = click.option(
+    "--github",
+    is_flag=True,
+    callback=lambda _ctx, _param, value: GitHub() if value else None,
+    help="In a step of GitHub Actions: write its outputs and summary, and annotate failures.",
+)
+"""--github, as the parameter `github`: None without it."""
 
 
 def _file(name: str) -> str:

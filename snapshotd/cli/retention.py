@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from snapshotd.cli.command import join_options
 from snapshotd.cli.text import size
 from snapshotd.cli.values import Count, Duration, Size
 from snapshotd.client.results import Policy
 from snapshotd.terms import duration
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def retention_options(function: F) -> F:
-    """The rules; `policy_of` makes a policy of them."""
-    options = [
-        click.option("--keep-last", metavar="N", type=Count(0), help="Keep the newest N of each trajectory."),
-        click.option(
-            "--keep-within", metavar="TIME", type=Duration(), help="Keep those younger than this: 12h, 7d, 4w."
-        ),
-        click.option(
-            "--keep-every", metavar="K", type=Count(1), help="Keep milestones: every K-th of each trajectory."
-        ),
-        click.option(
-            "--keep-failed",
-            metavar="N",
-            type=Count(1),
-            help="Keep the newest N whose tool call failed, of each trajectory.",
-        ),
-        click.option(
-            "--max-size",
-            metavar="SIZE",
-            type=Size(),
-            help="Of what the rules keep, drop the oldest until the repository fits: 10g.",
-        ),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
+retention_options = join_options(
+    click.option("--keep-last", metavar="N", type=Count(0), help="Keep the newest N of each trajectory."),
+    click.option("--keep-within", metavar="TIME", type=Duration(), help="Keep those younger than this: 12h, 7d, 4w."),
+    click.option("--keep-every", metavar="K", type=Count(1), help="Keep milestones: every K-th of each trajectory."),
+    click.option(
+        "--keep-failed",
+        metavar="N",
+        type=Count(1),
+        help="Keep the newest N whose tool call failed, of each trajectory.",
+    ),
+    click.option(
+        "--max-size",
+        metavar="SIZE",
+        type=Size(),
+        help="Of what the rules keep, drop the oldest until the repository fits: 10g.",
+    ),
+)
+"""The rules; `policy_of` makes a policy of them."""
 
 
 def policy_of(options: dict[str, Any]) -> Policy | None:

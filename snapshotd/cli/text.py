@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import json
 import os
 import shlex
@@ -146,8 +147,8 @@ def status(word: str) -> str:
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on one line of standard output."""
-    click.echo(json.dumps(value))
+    """Print one JSON value on one line of standard output. A record is an object with its fields."""
+    click.echo(json.dumps(value, default=dataclasses.asdict))
 
 
 def snapshot_line(

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import click
 
 from snapshotd.client.client import Snapshotd
 
-F = TypeVar("F", bound=Callable[..., Any])
 Wait = Literal["captured", "stored"]
 
 
-def wait_option(function: F) -> F:
-    """--wait, as the parameter `wait`: None when it was not given, which means captured but says nothing about it."""
-    option = click.option(
-        "--wait",
-        type=click.Choice(["captured", "stored"]),
-        help="Leave when the snapshot survives a crash of the daemon (captured, the default), or power loss too (stored). With --json, "
-        'the answer then has "state".',
-    )
-    return option(function)
+wait_option = click.option(
+    "--wait",
+    type=click.Choice(["captured", "stored"]),
+    help="Leave when the snapshot survives a crash of the daemon (captured, the default), or power loss too (stored). With --json, "
+    'the answer then has "state".',
+)
+"""--wait, as the parameter `wait`: None when it was not given, which means captured but says nothing about it."""
 
 
 def state_of(client: Snapshotd, *refs: str) -> str:

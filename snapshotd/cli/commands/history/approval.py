@@ -18,8 +18,7 @@ from snapshotd.terms import short
 @declare("approval", examples=["snapshotd approval a1b2c3", "snapshotd approval --json a1b2c3 | jq .arguments"])
 @json_option
 @click.argument("approval", metavar="ID", shell_complete=complete_approval)
-@click.pass_context
-def command(ctx: click.Context, approval: str, as_json: bool) -> int:
+def command(ctx: click.Context, approval: str, as_json: bool) -> None:
     """Show what an approval is about.
 
     The output names the trajectory that asks, the tool and its arguments, and the files that changed since the
@@ -38,7 +37,6 @@ def command(ctx: click.Context, approval: str, as_json: bool) -> int:
         )
     else:
         _print(view)
-    return 0
 
 
 def _print(view: ApprovalView) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from typing import Any
 
@@ -27,7 +26,6 @@ from snapshotd.terms import number_of, short
 @click.option("-q", "--quiet", is_flag=True, help="Only ids.")
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
-@click.pass_context
 def command(ctx: click.Context, everything: bool, watch: bool, quiet: bool, no_trunc: bool, as_json: bool) -> int:
     """List what waits for a person.
 
@@ -42,7 +40,7 @@ def command(ctx: click.Context, everything: bool, watch: bool, quiet: bool, no_t
         return _watch(client, as_json)
     found = client.approvals(None if everything else "pending")
     if as_json:
-        print_json([dataclasses.asdict(item) for item in found])
+        print_json(found)
     elif quiet:
         for item in found:
             click.echo(id_text(item.id, full=no_trunc))

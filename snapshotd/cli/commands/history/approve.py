@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
@@ -30,7 +28,6 @@ from snapshotd.terms import short
 @click.option("--by", metavar="NAME", help="Name of the decider; default: the user who runs this.")
 @json_option
 @click.argument("approvals", metavar="ID...", nargs=-1, required=True, shell_complete=complete_approval)
-@click.pass_context
 def command(
     ctx: click.Context,
     approvals: tuple[str, ...],
@@ -38,7 +35,7 @@ def command(
     arguments: str | None,
     by: str | None,
     as_json: bool,
-) -> int:
+) -> None:
     """Let a call run that waits for it.
 
     An approval holds for the tool, the arguments and the files that it was asked for: it is refused (exit code 6) when
@@ -54,5 +51,4 @@ def command(
         if not as_json:
             click.echo(f"{short(done[-1].id)}  {decision_text(done[-1])}")
     if as_json:
-        print_json([dataclasses.asdict(item) for item in done])
-    return 0
+        print_json(done)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
@@ -18,8 +16,7 @@ from snapshotd.terms import short
 @click.option("--by", metavar="NAME", help="Name of the decider; default: the user who runs this.")
 @json_option
 @click.argument("approvals", metavar="ID...", nargs=-1, required=True, shell_complete=complete_approval)
-@click.pass_context
-def command(ctx: click.Context, approvals: tuple[str, ...], reason: str | None, by: str | None, as_json: bool) -> int:
+def command(ctx: click.Context, approvals: tuple[str, ...], reason: str | None, by: str | None, as_json: bool) -> None:
     """Refuse a call that waits for approval.
 
     The agent gets an error that names who refused it and why, and goes on. With --json: an array of approvals as
@@ -32,5 +29,4 @@ def command(ctx: click.Context, approvals: tuple[str, ...], reason: str | None, 
         if not as_json:
             click.echo(f"{short(done[-1].id)}  {decision_text(done[-1])}")
     if as_json:
-        print_json([dataclasses.asdict(item) for item in done])
-    return 0
+        print_json(done)

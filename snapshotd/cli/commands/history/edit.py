@@ -12,7 +12,7 @@ from snapshotd.cli.command import ask, connect, declare, json_option, refuse
 from snapshotd.cli.documents import as_page, file_bytes, json_file, json_value, messages_of
 from snapshotd.cli.follow import note, patience
 from snapshotd.cli.text import print_json
-from snapshotd.cli.values import Count, Name, Pair, Variable, complete_snapshot
+from snapshotd.cli.values import Count, Name, Pair, complete_snapshot, env_option
 from snapshotd.cli.waiting import Wait, wait_for_head, wait_option
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.local.arguments import sandbox_path
@@ -57,15 +57,12 @@ _RESULT_BYTES = 1 << 20
     multiple=True,
     help="Set a key of the agent's state; null removes it.",
 )
-@click.option(
-    "-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on."
-)
+@env_option
 @click.option("--resume", is_flag=True, help="Let the agent go on from there; `snapshotd attach` follows it.")
 @click.option("--name", type=Name(), metavar="NAME", help="Name of the new trajectory.")
 @wait_option
 @json_option
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
-@click.pass_context
 def command(
     ctx: click.Context,
     /,
@@ -75,7 +72,7 @@ def command(
     wait: Wait | None,
     as_json: bool,
     **options: Any,
-) -> int:
+) -> None:
     """Make a new trajectory from a snapshot with something changed.
 
     A file, a message, the tool call's result, a value of the state, or the environment; the old snapshot stays as it
@@ -93,14 +90,13 @@ def command(
         changes = _in_editor(client, snapshot)
     if changes is None:
         note("nothing was changed, so nothing was made")
-        return 0
+        return
     with patience():
         made = client.edit(snapshot, **changes, name=name, resume=resume, wait=wait or "captured")
     if as_json:
         print_json({"trajectory": made.id, **({} if wait is None else {"state": wait_for_head(client, made.id, wait)})})
     else:
         click.echo(made.id)
-    return 0
 
 
 def _changes(options: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Iterable
 
@@ -22,20 +21,18 @@ from snapshotd.client.results import EffectInfo
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
-@click.pass_context
-def command(ctx: click.Context, trajectory: str, no_trunc: bool, as_json: bool) -> int:
+def command(ctx: click.Context, trajectory: str, no_trunc: bool, as_json: bool) -> None:
     """List irreversible calls that rewinds left behind.
 
     Newest first: their effects cannot be taken back, at most compensated (`snapshotd compensate`). With --json: an
     array of {trajectory,call,name,arguments,status,started_at,result,compensation,compensated}.
     """
     report_effects(connect(ctx).effects(trajectory), full=no_trunc, as_json=as_json)
-    return 0
 
 
 def report_effects(found: list[EffectInfo], *, full: bool, as_json: bool) -> None:
     if as_json:
-        print_json([dataclasses.asdict(item) for item in found])
+        print_json(found)
     else:
         table(("CALL", "NAME", "ARGUMENTS", "STATUS", "COMPENSATED", "COMPENSATION"), effect_rows(found, full=full))
 

@@ -25,10 +25,9 @@ from snapshotd.cli.waiting import Wait, wait_option
 @wait_option
 @json_option
 @click.argument("branch", shell_complete=complete_trajectory)
-@click.pass_context
 def command(
     ctx: click.Context, branch: str, into: str | None, yes: bool, compensate: bool, wait: Wait | None, as_json: bool
-) -> int:
+) -> None:
     """Make a fork the head of the trajectory that it came from.
 
     The trajectory takes over files, conversation, journal and state, as a new snapshot: nothing is lost, `snapshotd
@@ -40,4 +39,3 @@ def command(
     with patience():
         taken = client.promote(branch, into=into, leave_behind=yes, compensate=compensate, wait=wait or "captured")
     report_snapshot(client, taken, wait, as_json=as_json)
-    return 0

@@ -53,7 +53,6 @@ _WORDS: dict[str, str] = {
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
-@click.pass_context
 def command(
     ctx: click.Context,
     /,
@@ -66,7 +65,7 @@ def command(
     yes: bool,
     wait: Wait | None,
     as_json: bool,
-) -> int:
+) -> None:
     """Go back to an older snapshot, in place.
 
     Files, conversation, journal and state, or one of the two. In a few milliseconds, and recorded as a new snapshot:
@@ -90,7 +89,7 @@ def command(
             print_json(_json(found))
         else:
             _show(trajectory, found)
-        return 0
+        return
     if chosen != "files" and not compensate and not yes:
         # Asked for the mind alone, which needs no comparison of files: that would take longer than the rewind.
         left = client.preview_rewind(trajectory, snapshot, mode="conversation", max_files=0).effects
@@ -110,7 +109,6 @@ def command(
         wait,
         as_json=as_json,
     )
-    return 0
 
 
 def _effect_names(left: tuple[EffectInfo, ...]) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import click
 
-from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, json_option, refuse
+from snapshotd.cli.command import connect, declare, declare_group, json_option, refuse
 from snapshotd.cli.documents import as_page, file_bytes, json_value, short_json
 from snapshotd.cli.text import print_json, printable, table
 from snapshotd.cli.values import Count, Duration, Pair
@@ -23,7 +22,7 @@ _IF_VERSION = click.option(
 )
 
 
-@click.group("store", cls=CliGroup, context_settings=CONTEXT_SETTINGS)
+@declare_group("store")
 def command() -> None:
     """Read and write the key-value store across trajectories.
 
@@ -33,29 +32,30 @@ def command() -> None:
 
 
 @declare(
-    "get", examples=["snapshotd store get team/plans release", "snapshotd store get --version 3 team/plans release"]
+    "get",
+    group=command,
+    examples=["snapshotd store get team/plans release", "snapshotd store get --version 3 team/plans release"],
 )
 @click.option("--version", metavar="N", type=Count(1), help="An older version.")
 @_TENANT
 @json_option
 @click.argument("namespace")
 @click.argument("key")
-@click.pass_context
-def get(ctx: click.Context, namespace: str, key: str, version: int | None, tenant: str, as_json: bool) -> int:
+def get(ctx: click.Context, namespace: str, key: str, version: int | None, tenant: str, as_json: bool) -> None:
     """Print a value.
 
     As JSON. With --json: {tenant,namespace,key,version,value,created_at,expires_at,is_deleted}.
     """
     found = connect(ctx).get_value(namespace, key, tenant=tenant, version=version)
     if as_json:
-        print_json(dataclasses.asdict(found))
+        print_json(found)
     else:
         click.echo(as_page(found.value))
-    return 0
 
 
 @declare(
     "put",
+    group=command,
     examples=[
         'snapshotd store put team/plans release \'{"date": "friday"}\'',
         "snapshotd store put --text notes today 'all well'",
@@ -70,7 +70,6 @@ def get(ctx: click.Context, namespace: str, key: str, version: int | None, tenan
 @click.argument("namespace")
 @click.argument("key")
 @click.argument("value", metavar="JSON|-")
-@click.pass_context
 def put(
     ctx: click.Context,
     namespace: str,
@@ -81,7 +80,7 @@ def put(
     if_version: int | None,
     tenant: str,
     as_json: bool,
-) -> int:
+) -> None:
     """Write a value.
 
     - takes it from standard input. Prints the new version's number. With --json: as `store get --json`.
@@ -90,14 +89,14 @@ def put(
     content: Any = given if text else json_value(given, "the value")
     stored = connect(ctx).put_value(namespace, key, content, tenant=tenant, ttl_s=ttl, expected_version=if_version)
     if as_json:
-        print_json(dataclasses.asdict(stored))
+        print_json(stored)
     else:
         click.echo(str(stored.version))
-    return 0
 
 
 @declare(
     "ls",
+    group=command,
     examples=["snapshotd store ls team", "snapshotd store ls team/plans --prefix rel --where owner.name='\"ann\"'"],
 )
 @click.option("--prefix", metavar="TEXT", default="", help="Only keys that begin so.")
@@ -113,7 +112,6 @@ def put(
 @_TENANT
 @json_option
 @click.argument("namespace")
-@click.pass_context
 def ls(
     ctx: click.Context,
     namespace: str,
@@ -123,7 +121,7 @@ def ls(
     after: str,
     tenant: str,
     as_json: bool,
-) -> int:
+) -> None:
     """List keys and their values.
 
     Lists a namespace and the ones below it, in the order of the keys. With --json: an array as of `store get --json`.
@@ -136,17 +134,15 @@ def ls(
         connect(ctx).search_values(namespace, tenant=tenant, prefix=prefix, where=fields, limit=limit, after=after),
         as_json,
     )
-    return 0
 
 
-@declare("rm", examples=["snapshotd store rm team/plans release"])
+@declare("rm", group=command, examples=["snapshotd store rm team/plans release"])
 @_IF_VERSION
 @_TENANT
 @json_option
 @click.argument("namespace")
 @click.argument("key")
-@click.pass_context
-def rm(ctx: click.Context, namespace: str, key: str, if_version: int | None, tenant: str, as_json: bool) -> int:
+def rm(ctx: click.Context, namespace: str, key: str, if_version: int | None, tenant: str, as_json: bool) -> None:
     """Remove a value.
 
     Recorded as a version: `store history` still has the older ones. With --json: {"removed":[key]}.
@@ -154,27 +150,24 @@ def rm(ctx: click.Context, namespace: str, key: str, if_version: int | None, ten
     connect(ctx).delete_value(namespace, key, tenant=tenant, expected_version=if_version)
     if as_json:
         print_json({"removed": [key]})
-    return 0
 
 
-@declare("history", examples=["snapshotd store history team/plans release"])
+@declare("history", group=command, examples=["snapshotd store history team/plans release"])
 @_TENANT
 @json_option
 @click.argument("namespace")
 @click.argument("key")
-@click.pass_context
-def history(ctx: click.Context, namespace: str, key: str, tenant: str, as_json: bool) -> int:
+def history(ctx: click.Context, namespace: str, key: str, tenant: str, as_json: bool) -> None:
     """List the versions of a value.
 
     Newest first, as far as they are kept. With --json: an array as of `store get --json`.
     """
     _report(connect(ctx).value_history(namespace, key, tenant=tenant), as_json)
-    return 0
 
 
 def _report(found: list[ValueInfo], as_json: bool) -> None:
     if as_json:
-        print_json([dataclasses.asdict(item) for item in found])
+        print_json(found)
         return
     rows = [
         (
@@ -188,7 +181,3 @@ def _report(found: list[ValueInfo], as_json: bool) -> None:
         for item in found
     ]
     table(("NAMESPACE", "KEY", "VERSION", "CREATED", "EXPIRES", "VALUE"), rows, right=(2,))
-
-
-for _each in (get, put, ls, rm, history):
-    command.add_command(_each)

@@ -14,8 +14,7 @@ from snapshotd.cli.waiting import Wait, wait_option
 @wait_option
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
-@click.pass_context
-def command(ctx: click.Context, trajectory: str, wait: Wait | None, as_json: bool) -> int:
+def command(ctx: click.Context, trajectory: str, wait: Wait | None, as_json: bool) -> None:
     """Take the last rewind, promotion or merge of a trajectory back.
 
     Files, conversation, journal and state return to the point before it. Refused when steps were taken since. The undo
@@ -24,4 +23,3 @@ def command(ctx: click.Context, trajectory: str, wait: Wait | None, as_json: boo
     """
     client = connect(ctx)
     report_snapshot(client, client.undo(trajectory, wait=wait or "captured"), wait, as_json=as_json)
-    return 0

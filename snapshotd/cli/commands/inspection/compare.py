@@ -43,8 +43,7 @@ _CHARS, _FILES = 60, 20
 )
 @json_option
 @click.argument("refs", metavar="A B [C]...", nargs=-1, required=True, shell_complete=complete_snapshot)
-@click.pass_context
-def command(ctx: click.Context, refs: tuple[str, ...], markdown: bool, html: Path | None, as_json: bool) -> int:
+def command(ctx: click.Context, refs: tuple[str, ...], markdown: bool, html: Path | None, as_json: bool) -> None:
     """Compare trajectories call by call: where they part, and how each came out.
 
     Any two or more trajectories or snapshots, related or not. Calls are aligned from the fork point: = the same, ~
@@ -65,7 +64,6 @@ def command(ctx: click.Context, refs: tuple[str, ...], markdown: bool, html: Pat
         _html(found, html)
     else:
         show_comparison(found, as_json=as_json)
-    return 0
 
 
 def show_comparison(found: CompareInfo, *, as_json: bool) -> None:

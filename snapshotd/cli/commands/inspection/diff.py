@@ -31,7 +31,6 @@ _BAR_CHARS = 30
 @json_option
 @click.argument("a", metavar="A", shell_complete=complete_snapshot)
 @click.argument("b", metavar="[B]", required=False, shell_complete=complete_snapshot)
-@click.pass_context
 def command(ctx: click.Context, a: str, b: str | None, stat: bool, patch: bool, as_json: bool) -> int:
     """Show what changed between two snapshots.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
@@ -27,10 +25,9 @@ from snapshotd.terms import number_of
 @json_option
 @click.argument("text")
 @click.argument("trajectory", required=False, shell_complete=complete_trajectory)
-@click.pass_context
 def command(
     ctx: click.Context, text: str, trajectory: str | None, limit: int, before: int | None, no_trunc: bool, as_json: bool
-) -> int:
+) -> None:
     """Find text in arguments, outputs and messages.
 
     Lists the records that have all words of TEXT, the newest first, in all trajectories, or in the history of one: where
@@ -41,15 +38,14 @@ def command(
     """
     found = connect(ctx).find(text, trajectory, limit=limit, before=before)
     if as_json:
-        print_json(dataclasses.asdict(found))
-        return 0
+        print_json(found)
+        return
     for hit in found.hits:
         click.echo(_line(hit, full=no_trunc))
     if found.next is not None:
         click.echo(f"there are more: add --before {found.next}", err=True)
     if found.waiting:
         click.echo(f"{number_of(found.waiting, 'snapshot')} not in the index yet", err=True)
-    return 0
 
 
 def _line(hit: HitInfo, *, full: bool) -> str:

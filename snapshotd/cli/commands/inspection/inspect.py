@@ -18,8 +18,7 @@ from snapshotd.client.client import Snapshotd
 @declare("inspect", examples=["snapshotd inspect box", "snapshotd inspect --json a1b2c3 best | jq '.[].kind'"])
 @json_option
 @click.argument("refs", metavar="ID...", nargs=-1, required=True, shell_complete=complete_snapshot)
-@click.pass_context
-def command(ctx: click.Context, refs: tuple[str, ...], as_json: bool) -> int:
+def command(ctx: click.Context, refs: tuple[str, ...], as_json: bool) -> None:
     """Print all about trajectories and snapshots as JSON.
 
     An array with one object for each: "kind" is "trajectory" (the rest as in `ls --json`) or "snapshot" (as in `show
@@ -31,7 +30,6 @@ def command(ctx: click.Context, refs: tuple[str, ...], as_json: bool) -> int:
         print_json(found)
     else:
         click.echo(json.dumps(found, indent=2))
-    return 0
 
 
 def _inspect(client: Snapshotd, ref: str) -> dict[str, Any]:

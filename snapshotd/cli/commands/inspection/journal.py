@@ -22,8 +22,7 @@ from snapshotd.cli.values import complete_snapshot
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
-@click.pass_context
-def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) -> int:
+def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) -> None:
     """Show what a program did, call by call.
 
     The journal up to a snapshot, from the program's beginning: tool calls, model calls, questions, tasks and
@@ -34,7 +33,7 @@ def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) ->
     found = list(connect(ctx).journal(snapshot))
     if as_json:
         print_json([{"position": number, **dataclasses.asdict(entry)} for number, entry in enumerate(found)])
-        return 0
+        return
     rows = [
         (
             str(number),
@@ -49,4 +48,3 @@ def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) ->
         for number, entry in enumerate(found)
     ]
     table(("POSITION", "CALL", "KIND", "NAME", "SIDE EFFECT", "STATUS", "SNAPSHOT", "ARGUMENTS"), rows, right=(0,))
-    return 0

@@ -32,7 +32,6 @@ _LAST = 100
 @click.option("--graph", is_flag=True, help="As `snapshotd tree`, of this trajectory's relatives or of all.")
 @json_option
 @click.argument("trajectory", required=False, shell_complete=complete_trajectory)
-@click.pass_context
 def command(
     ctx: click.Context,
     trajectory: str | None,
@@ -42,7 +41,7 @@ def command(
     no_trunc: bool,
     graph: bool,
     as_json: bool,
-) -> int:
+) -> None:
     """List a trajectory's snapshots.
 
     Oldest first, with the tool call that each was taken after, its changed files, and its state: captured (survives a
@@ -61,7 +60,7 @@ def command(
         from snapshotd.cli.forest import show_forest  # few logs are drawn
 
         show_forest(connect(ctx), trajectory, full=no_trunc, as_json=as_json)
-        return 0
+        return
     if trajectory is None:
         refuse(
             "missing argument: name a trajectory, or give --graph for all; `snapshotd log --help` shows how it is used"
@@ -89,7 +88,6 @@ def command(
             note(refusal)
     if more:
         note(f"{number_of(_count_older(client, found[0]), 'older snapshot')} not listed; --all lists everything")
-    return 0
 
 
 def _refusal(client: Snapshotd, ref: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 from typing import Literal
@@ -40,14 +39,13 @@ _STATES = {"lost": "its files are gone, ", "pruned": "its files were given up by
 @click.option("--conversation", is_flag=True, help="Only the conversation up to it.")
 @json_option
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
-@click.pass_context
 def command(
     ctx: click.Context,
     snapshot: str,
     output: Literal["stdout", "stderr", "output"] | None,
     conversation: bool,
     as_json: bool,
-) -> int:
+) -> None:
     """Show everything about one snapshot.
 
     Its tool call with arguments and the beginning of its outputs, its files, state and tags, how long the conversation
@@ -67,13 +65,12 @@ def command(
         print_json(details_json(client.snapshot(snapshot)))
     else:
         _print(client, client.snapshot(snapshot))
-    return 0
 
 
 def _conversation(client: Snapshotd, ref: str, as_json: bool) -> None:
     messages = client.conversation(ref)
     if as_json:
-        print_json([dataclasses.asdict(message) for message in messages])
+        print_json(messages)
         return
     for message in messages:
         text = message.content if isinstance(message.content, str) else json.dumps(message.content, ensure_ascii=False)

@@ -13,8 +13,7 @@ from snapshotd.cli.values import complete_snapshot
 @declare("state", examples=["snapshotd state nightly", "snapshotd state --json a1b2c3 | jq .plan"])
 @json_option
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
-@click.pass_context
-def command(ctx: click.Context, snapshot: str, as_json: bool) -> int:
+def command(ctx: click.Context, snapshot: str, as_json: bool) -> None:
     """Show the agent's state.
 
     The JSON object that the agent keeps, as it was saved with a snapshot. With --json: the same on one line.
@@ -24,4 +23,3 @@ def command(ctx: click.Context, snapshot: str, as_json: bool) -> int:
         print_json(found)
     else:
         click.echo(as_page(found))
-    return 0

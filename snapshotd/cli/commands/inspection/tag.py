@@ -36,7 +36,6 @@ from snapshotd.terms import short
 @json_option
 @click.argument("snapshot", metavar="ID", required=False, shell_complete=complete_snapshot)
 @click.argument("name", required=False, type=Name())
-@click.pass_context
 def command(
     ctx: click.Context,
     snapshot: str | None,

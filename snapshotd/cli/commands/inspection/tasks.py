@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
@@ -15,8 +13,7 @@ from snapshotd.cli.values import complete_snapshot
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
-@click.pass_context
-def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) -> int:
+def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) -> None:
     """List the agent's subtasks.
 
     As they were at a snapshot, in the order in which they were declared: pending, in-progress, completed, failed or
@@ -24,8 +21,8 @@ def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) ->
     """
     found = connect(ctx).tasks(snapshot)
     if as_json:
-        print_json([dataclasses.asdict(item) for item in found])
-        return 0
+        print_json(found)
+        return
     rows = [
         (
             printable(item.name),
@@ -38,4 +35,3 @@ def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) ->
         for item in found
     ]
     table(("TASK", "STATUS", "DEPENDS ON", "BEGAN", "ENDED", "NOTE"), rows)
-    return 0

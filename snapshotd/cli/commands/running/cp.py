@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import posixpath
 import sys
@@ -46,7 +45,6 @@ class Inside(NamedTuple):
 @json_option
 @click.argument("source", metavar="SOURCE")
 @click.argument("target", metavar="TARGET")
-@click.pass_context
 def command(ctx: click.Context, source: str, target: str, user: str | None, wait: Wait | None, as_json: bool) -> int:
     """Copy files into a sandbox, or out of a sandbox or snapshot.
 
@@ -78,7 +76,7 @@ def command(ctx: click.Context, source: str, target: str, user: str | None, wait
     with Meter(f"copying {source}", quiet=as_json) as meter:
         report = _out(client, origin, target, meter)
     if as_json:
-        print_json(dataclasses.asdict(report))
+        print_json(report)
         return 0
     _warn(report.warnings)
     click.echo(

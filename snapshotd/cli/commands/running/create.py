@@ -22,8 +22,9 @@ from snapshotd.cli.waiting import Wait, wait_option
 @idle_option
 @wait_option
 @json_option
-@click.pass_context
-def command(ctx: click.Context, /, wait: Wait | None, idle_timeout: float | None, as_json: bool, **options: Any) -> int:
+def command(
+    ctx: click.Context, /, wait: Wait | None, idle_timeout: float | None, as_json: bool, **options: Any
+) -> None:
     """Start a sandbox without an agent.
 
     Prints the trajectory's id; `snapshotd exec` runs commands in it. It runs until it is stopped,
@@ -46,4 +47,3 @@ def command(ctx: click.Context, /, wait: Wait | None, idle_timeout: float | None
         )
     else:
         click.echo(trajectory.id)
-    return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import shlex
 from pathlib import Path
@@ -29,7 +28,7 @@ from snapshotd.cli.follow import INTERRUPTED, BetweenLines, note
 from snapshotd.cli.github import GitHub, github_option
 from snapshotd.cli.snapshots import summary_line, wait_for_counts
 from snapshotd.cli.text import print_json, printable
-from snapshotd.cli.values import Seconds, Variable, complete_snapshot, complete_trajectory, idle_option
+from snapshotd.cli.values import Seconds, complete_snapshot, complete_trajectory, idle_option, process_options
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import ExecInfo
@@ -109,11 +108,7 @@ class _Exec(CliCommand):
     help="Run it in the background and print its id; `attach`, `logs`, `kill` take that.",
 )
 @service_options
-@click.option("-w", "--cwd", metavar="DIR", help="Working directory in the sandbox.")
-@click.option(
-    "-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on."
-)
-@click.option("-u", "--user", metavar="USER[:GROUP]", help="Who runs it in the sandbox, by name or number.")
+@process_options
 @click.option(
     "--if-head",
     metavar="ID",
@@ -144,7 +139,6 @@ class _Exec(CliCommand):
     type=click.UNPROCESSED,
     shell_complete=complete_trajectory,
 )
-@click.pass_context
 def command(
     ctx: click.Context,
     /,
@@ -289,7 +283,7 @@ def _start_in_background(
 ) -> int:
     begun = client.exec_in_background(trajectory, argv, **options)
     if as_json:
-        print_json(dataclasses.asdict(begun))
+        print_json(begun)
     else:
         click.echo(begun.id)
     return 0

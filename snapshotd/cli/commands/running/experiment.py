@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, json_option
+from snapshotd.cli.command import connect, declare, declare_group, json_option
 from snapshotd.cli.commands.inspection.compare import show_comparison
 from snapshotd.cli.follow import note
 from snapshotd.cli.snapshots import report_snapshot
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-@click.group("experiment", cls=CliGroup, context_settings=CONTEXT_SETTINGS)
+@declare_group("experiment")
 def command() -> None:
     """Run variants from one state, score them, and keep the best.
 
@@ -38,6 +38,7 @@ def command() -> None:
 
 @declare(
     "run",
+    group=command,
     examples=[
         "snapshotd experiment run parser.toml",
         "snapshotd experiment run --detach parser.toml",
@@ -55,7 +56,6 @@ def command() -> None:
 )
 @json_option
 @click.argument("file", metavar="FILE.toml", type=click.Path(dir_okay=False, path_type=Path))
-@click.pass_context
 def run(ctx: click.Context, file: Path, fleet: tuple[str, ...], detach: bool, as_json: bool) -> int:
     """Run an experiment until it ends.
 
@@ -104,10 +104,9 @@ def _run_shared(fleet: tuple[str, ...], file: Path, as_json: bool) -> int:
     return int(not any(one.passed for one in info.branches))
 
 
-@declare("ls", examples=["snapshotd experiment ls"])
+@declare("ls", group=command, examples=["snapshotd experiment ls"])
 @json_option
-@click.pass_context
-def ls(ctx: click.Context, as_json: bool) -> int:
+def ls(ctx: click.Context, as_json: bool) -> None:
     """List experiments.
 
     With --json: an array, each as `status --json`.
@@ -115,7 +114,7 @@ def ls(ctx: click.Context, as_json: bool) -> int:
     found = connect(ctx).experiments()
     if as_json:
         print_json([info.json() for info in found])
-        return 0
+        return
     rows = [
         (
             printable(info.name),
@@ -128,16 +127,18 @@ def ls(ctx: click.Context, as_json: bool) -> int:
         for info in found
     ]
     table(("NAME", "BRANCHES", "PASSED", "BEST", "BEGAN", "ENDED"), rows)
-    return 0
 
 
-@declare("status", examples=["snapshotd experiment status parser", "snapshotd experiment status --follow parser"])
+@declare(
+    "status",
+    group=command,
+    examples=["snapshotd experiment status parser", "snapshotd experiment status --follow parser"],
+)
 @click.option("--branches", is_flag=True, help="A line for each branch in place of each variant.")
 @click.option("-f", "--follow", is_flag=True, help="Show it until it has ended. Ctrl-C leaves; it runs on.")
 @json_option
 @click.argument("name", shell_complete=complete_experiment)
-@click.pass_context
-def status(ctx: click.Context, name: str, branches: bool, follow: bool, as_json: bool) -> int:
+def status(ctx: click.Context, name: str, branches: bool, follow: bool, as_json: bool) -> None:
     """Show how an experiment stands.
 
     Time, calls and the numbers behind them are means of the runs that have ended; with --branches they are those of each
@@ -151,30 +152,30 @@ def status(ctx: click.Context, name: str, branches: bool, follow: bool, as_json:
         with _Progress(quiet=as_json) as progress:
             info = client.follow_experiment(name, on_change=progress.show)
     _report(client, info, as_json, branches=branches)
-    return 0
 
 
-@declare("compare", examples=["snapshotd experiment compare parser"])
+@declare("compare", group=command, examples=["snapshotd experiment compare parser"])
 @json_option
 @click.argument("name", shell_complete=complete_experiment)
-@click.pass_context
-def compare(ctx: click.Context, name: str, as_json: bool) -> int:
+def compare(ctx: click.Context, name: str, as_json: bool) -> None:
     """Compare the best branch of each variant, call by call.
 
     As `snapshotd compare`, with the best of all first. With --json: as `compare --json`.
     """
     show_comparison(connect(ctx).compare_experiment(name), as_json=as_json)
-    return 0
 
 
-@declare("promote", examples=["snapshotd experiment promote parser", "snapshotd experiment promote parser cold.2"])
+@declare(
+    "promote",
+    group=command,
+    examples=["snapshotd experiment promote parser", "snapshotd experiment promote parser cold.2"],
+)
 @click.option("-y", "--yes", is_flag=True, help="Leave behind what the trajectory did since the experiment began.")
 @wait_option
 @json_option
 @click.argument("name", shell_complete=complete_experiment)
 @click.argument("branch", required=False, metavar="[VARIANT.RUN]")
-@click.pass_context
-def promote(ctx: click.Context, name: str, branch: str | None, yes: bool, wait: Wait | None, as_json: bool) -> int:
+def promote(ctx: click.Context, name: str, branch: str | None, yes: bool, wait: Wait | None, as_json: bool) -> None:
     """Promote the best branch to the trajectory that all began from.
 
     As `snapshotd promote`. The best branch has passed, and among those has the highest score, then the fewest calls. With
@@ -183,29 +184,25 @@ def promote(ctx: click.Context, name: str, branch: str | None, yes: bool, wait: 
     client = connect(ctx)
     taken = client.promote_experiment(name, branch, leave_behind=yes, wait=wait or "captured")
     report_snapshot(client, taken, wait, as_json=as_json)
-    return 0
 
 
-@declare("stop", examples=["snapshotd experiment stop parser"])
+@declare("stop", group=command, examples=["snapshotd experiment stop parser"])
 @json_option
 @click.argument("name", shell_complete=complete_experiment)
-@click.pass_context
-def stop(ctx: click.Context, name: str, as_json: bool) -> int:
+def stop(ctx: click.Context, name: str, as_json: bool) -> None:
     """Stop the branches that run, and begin no other.
 
     `snapshotd experiment run` goes on with it. With --json: as `status --json`.
     """
     client = connect(ctx)
     _report(client, client.stop_experiment(name), as_json, branches=False)
-    return 0
 
 
-@declare("rm", examples=["snapshotd experiment rm parser", "snapshotd experiment rm --force parser"])
+@declare("rm", group=command, examples=["snapshotd experiment rm parser", "snapshotd experiment rm --force parser"])
 @click.option("-f", "--force", is_flag=True, help="Stop branches that run first.")
 @json_option
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=complete_experiment)
-@click.pass_context
-def rm(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: bool) -> int:
+def rm(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: bool) -> None:
     """Forget experiments with their branches.
 
     With --json: {"removed":[...]}.
@@ -217,7 +214,6 @@ def rm(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: bool) -
             click.echo(name)
     if as_json:
         print_json({"removed": list(names)})
-    return 0
 
 
 class _Progress:
@@ -374,7 +370,3 @@ def _branch_rows(info: ExperimentInfo) -> tuple[Sequence[str], list[Sequence[str
 
 def _branch_name(one: ExperimentBranch) -> str:
     return printable(one.called)
-
-
-for each in (run, ls, status, compare, promote, stop, rm):
-    command.add_command(each)

@@ -77,7 +77,6 @@ _EXAMPLES = [
 @wait_option
 @json_option
 @click.argument("snapshot", metavar="ID [-- ARGS...]", shell_complete=complete_snapshot)
-@click.pass_context
 def command(
     ctx: click.Context,
     snapshot: str,

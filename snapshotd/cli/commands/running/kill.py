@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 
 import click
@@ -37,7 +36,6 @@ from snapshotd.client.client import Snapshotd
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
 @click.argument("commands", metavar="COMMAND...", nargs=-1, shell_complete=complete_command)
-@click.pass_context
 def command(
     ctx: click.Context, trajectory: str, commands: tuple[str, ...], name: str, remove: bool, as_json: bool
 ) -> int:
@@ -65,7 +63,7 @@ def command(
     found = [client.command(trajectory, ref) for ref in commands]  # none is signalled if one is unknown
     told = [client.signal_command(one.trajectory, one.id, number) for one in found]
     if as_json:
-        print_json([dataclasses.asdict(one) for one in told])
+        print_json(told)
         return 0
     for ref in commands:
         click.echo(ref)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
@@ -14,8 +12,7 @@ from snapshotd.cli.text import ago, id_text, print_json, printable, status, tabl
 @click.option("-q", "--quiet", is_flag=True, help="Only ids.")
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
-@click.pass_context
-def command(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> int:
+def command(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> None:
     """List trajectories.
 
     Oldest first. With --json: an array.
@@ -23,12 +20,12 @@ def command(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> i
     client = connect(ctx)
     found = client.trajectories()
     if as_json:
-        print_json([dataclasses.asdict(item) for item in found])
-        return 0
+        print_json(found)
+        return
     if quiet:
         for item in found:
             click.echo(id_text(item.id, full=no_trunc))
-        return 0
+        return
     images = {image.id: image.name for image in client.images()}
     rows = [
         (
@@ -46,4 +43,3 @@ def command(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> i
         for item in found
     ]
     table(("TRAJECTORY", "NAME", "STATUS", "EXIT", "HEAD", "IMAGE", "RUNTIME", "CREATED", "FORKED FROM", "AGENT"), rows)
-    return 0

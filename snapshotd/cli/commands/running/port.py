@@ -31,7 +31,6 @@ _EXAMPLES = [
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
 @click.argument("port", metavar="PORT[:LOCAL]", type=PortPair())
-@click.pass_context
 def command(
     ctx: click.Context, trajectory: str, port: tuple[int | str, int | None], unix: str | None, as_json: bool
 ) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from typing import Any
 
@@ -21,8 +20,7 @@ _LINE_CHARS = 60
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
 @click.argument("trajectory", required=False, shell_complete=complete_trajectory)
-@click.pass_context
-def command(ctx: click.Context, trajectory: str | None, quiet: bool, no_trunc: bool, as_json: bool) -> int:
+def command(ctx: click.Context, trajectory: str | None, quiet: bool, no_trunc: bool, as_json: bool) -> None:
     """List live sandboxes, or a trajectory's commands.
 
     With a TRAJECTORY: the commands that run in it, also of a `snapshotd exec` whose client has gone away, and the newest
@@ -37,15 +35,15 @@ def command(ctx: click.Context, trajectory: str | None, quiet: bool, no_trunc: b
     client = connect(ctx)
     if trajectory is not None:
         _commands(client.commands(trajectory), quiet=quiet, no_trunc=no_trunc, as_json=as_json)
-        return 0
+        return
     found = client.sandboxes()
     if as_json:
         print_json([_json(item) for item in found])
-        return 0
+        return
     if quiet:
         for item in found:
             click.echo(id_text(item.trajectory.id, full=no_trunc))
-        return 0
+        return
     rows = [
         (
             id_text(item.trajectory.id, full=no_trunc),
@@ -59,7 +57,6 @@ def command(ctx: click.Context, trajectory: str | None, quiet: bool, no_trunc: b
         for item in found
     ]
     table(("TRAJECTORY", "NAME", "CONTAINER", "PID", "RUNTIME", "AGENT", "STARTED"), rows, right=(3,))
-    return 0
 
 
 def _json(item: SandboxInfo) -> dict[str, Any]:
@@ -77,7 +74,7 @@ def _json(item: SandboxInfo) -> dict[str, Any]:
 
 def _commands(found: list[CommandInfo], *, quiet: bool, no_trunc: bool, as_json: bool) -> None:
     if as_json:
-        print_json([dataclasses.asdict(item) for item in found])
+        print_json(found)
         return
     if quiet:
         for item in found:

@@ -40,7 +40,6 @@ _EXAMPLES = [
 @wait_option
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
-@click.pass_context
 def command(
     ctx: click.Context,
     /,

@@ -81,7 +81,6 @@ _EXAMPLES = [
 @click.argument(
     "program", metavar="AGENT.py [ARGS]... | NAME [ARGS]... | -- CMD [ARGS]...", nargs=-1, type=click.UNPROCESSED
 )
-@click.pass_context
 def command(
     ctx: click.Context,
     /,

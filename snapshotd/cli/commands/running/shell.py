@@ -46,7 +46,6 @@ from snapshotd.terms import SHELL, short
 @click.option("-w", "--cwd", metavar="DIR", help="Working directory in the sandbox.")
 @click.option("-q", "--quiet", is_flag=True, help="No line about the snapshot.")
 @click.argument("trajectory", required=False, shell_complete=complete_trajectory)
-@click.pass_context
 def command(
     ctx: click.Context,
     /,

@@ -35,7 +35,6 @@ from snapshotd.errors import Conflict, NotFound
 @wait_option
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
-@click.pass_context
 def command(
     ctx: click.Context, trajectory: str, name: str | None, every: float | None, wait: Wait | None, as_json: bool
 ) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from snapshotd.api.access import AUDIT_MAX
@@ -15,8 +13,7 @@ from snapshotd.cli.values import Count
 @declare("audit", examples=["snapshotd audit", "snapshotd audit --last 1000 --json"])
 @click.option("--last", metavar="N", type=Count(1, AUDIT_MAX), default=100, show_default=True, help="The newest N.")
 @json_option
-@click.pass_context
-def command(ctx: click.Context, last: int, as_json: bool) -> int:
+def command(ctx: click.Context, last: int, as_json: bool) -> None:
     """List who did what.
 
     Requests of other machines, those that were refused too, and what the daemon's own users changed, recorded while the
@@ -25,8 +22,8 @@ def command(ctx: click.Context, last: int, as_json: bool) -> int:
     """
     found = connect(ctx).audit(last=last)
     if as_json:
-        print_json([dataclasses.asdict(one) for one in found])
-        return 0
+        print_json(found)
+        return
     rows = [
         (
             one.happened_at[:19],
@@ -40,4 +37,3 @@ def command(ctx: click.Context, last: int, as_json: bool) -> int:
         for one in found
     ]
     table(("TIME", "CALLER", "TENANT", "FROM", "STATUS", "VERB", "REQUEST"), rows)
-    return 0

@@ -19,8 +19,7 @@ from snapshotd.cli.text import print_json
 )
 @json_option
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@click.pass_context
-def command(ctx: click.Context, shell: str, as_json: bool) -> int:
+def command(ctx: click.Context, shell: str, as_json: bool) -> None:
     """Print the completion script for a shell.
 
     It completes commands, options, and ids, names and tags of the running daemon. With --json: {"shell","script"}.
@@ -32,4 +31,3 @@ def command(ctx: click.Context, shell: str, as_json: bool) -> int:
         print_json({"shell": shell, "script": script})
     else:
         click.echo(script)
-    return 0

@@ -71,7 +71,6 @@ _EXAMPLES = [
 )
 @click.option("--ready-fd", type=int, hidden=True)
 @json_option
-@click.pass_context
 def command(
     ctx: click.Context,
     foreground: bool,

@@ -16,8 +16,7 @@ from snapshotd.client.links import check_listener
 
 
 @declare("dial", examples=["ssh build.example.org snapshotd dial"])
-@click.pass_context
-def command(ctx: click.Context) -> int:
+def command(ctx: click.Context) -> None:
     """Carry a connection to the daemon over standard input and output.
 
     For clients that reach this machine through ssh (SNAPSHOTD_HOST=ssh://USER@HOST), which run it here.
@@ -27,7 +26,6 @@ def command(ctx: click.Context) -> int:
         with contextlib.suppress(OSError):
             while data := daemon.recv(READ_BYTES):
                 _write(data)
-    return 0
 
 
 def _dial(client: Snapshotd) -> socket.socket:

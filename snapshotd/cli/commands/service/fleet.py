@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 import click
 
 from snapshotd.api.stats import NodeStats
-from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, json_option
+from snapshotd.cli.command import connect, declare, declare_group, json_option
 from snapshotd.cli.text import print_json, printable, size, table
 
 _database = click.option(
@@ -18,7 +17,7 @@ _database = click.option(
 )
 
 
-@click.group("fleet", cls=CliGroup, context_settings=CONTEXT_SETTINGS)
+@declare_group("fleet")
 def command() -> None:
     """Look at the nodes of a fleet, drain one, and forget one.
 
@@ -30,6 +29,7 @@ def command() -> None:
 
 @declare(
     "status",
+    group=command,
     examples=[
         "snapshotd fleet status",
         "snapshotd fleet status --database postgresql://snapshotd@db.example.com/snapshotd",
@@ -37,8 +37,7 @@ def command() -> None:
 )
 @_database
 @json_option
-@click.pass_context
-def status(ctx: click.Context, database: str | None, as_json: bool) -> int:
+def status(ctx: click.Context, database: str | None, as_json: bool) -> None:
     """List the nodes: leases, trajectories, room and lag.
 
     The lag is the number of snapshots that are captured and not published. With --json: an array of
@@ -54,14 +53,14 @@ def status(ctx: click.Context, database: str | None, as_json: bool) -> int:
         with open_coordination(database) as coordination:
             found = coordination.describe_nodes()
     if as_json:
-        print_json([asdict(one) for one in found])
-        return 0
+        print_json(found)
+        return
     show_nodes(found)
-    return 0
 
 
 @declare(
     "drain",
+    group=command,
     examples=[
         "snapshotd fleet drain node-7",
         "snapshotd fleet drain --database postgresql://snapshotd@db.example.com/snapshotd node-7",
@@ -71,8 +70,7 @@ def status(ctx: click.Context, database: str | None, as_json: bool) -> int:
 @_database
 @click.option("--end", "ends", is_flag=True, help="Let the node be used again.")
 @json_option
-@click.pass_context
-def drain(ctx: click.Context, node: str, database: str | None, ends: bool, as_json: bool) -> int:
+def drain(ctx: click.Context, node: str, database: str | None, ends: bool, as_json: bool) -> None:
     """Give a node no more forks.
 
     The node is told at its next renewal. With --json: {"node","draining"}.
@@ -87,11 +85,11 @@ def drain(ctx: click.Context, node: str, database: str | None, ends: bool, as_js
             coordination.drain_node(NodeID(node), draining=not ends)
     if as_json:
         print_json({"node": node, "draining": not ends})
-    return 0
 
 
 @declare(
     "forget",
+    group=command,
     examples=[
         "snapshotd fleet forget node-7",
         "snapshotd fleet forget --database postgresql://snapshotd@db.example.com/snapshotd node-7",
@@ -100,8 +98,7 @@ def drain(ctx: click.Context, node: str, database: str | None, ends: bool, as_js
 @click.argument("node")
 @_database
 @json_option
-@click.pass_context
-def forget(ctx: click.Context, node: str, database: str | None, as_json: bool) -> int:
+def forget(ctx: click.Context, node: str, database: str | None, as_json: bool) -> None:
     """Have no list name a node any more that is gone for good.
 
     It is refused while the node's lease runs, and while the node owns trajectories that other nodes can take over. With
@@ -118,7 +115,6 @@ def forget(ctx: click.Context, node: str, database: str | None, as_json: bool) -
             forget_node(coordination.tables, NodeID(node))
     if as_json:
         print_json({"node": node})
-    return 0
 
 
 def show_nodes(found: Sequence[NodeStats]) -> None:
@@ -136,8 +132,3 @@ def show_nodes(found: Sequence[NodeStats]) -> None:
         for one in found
     ]
     table(("NODE", "STATE", "LEASE", "TRAJECTORIES", "FREE", "STARTING", "LAG"), rows)
-
-
-command.add_command(status)
-command.add_command(drain)
-command.add_command(forget)

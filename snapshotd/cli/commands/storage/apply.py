@@ -52,7 +52,6 @@ _LETTERS = {"added": ("A", "green"), "changed": ("M", "yellow"), "deleted": ("D"
 @click.option("--hooks", is_flag=True, help="Let the hooks and programs run that DIR's repository names for a commit.")
 @json_option
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
-@click.pass_context
 def command(
     ctx: click.Context,
     snapshot: str,

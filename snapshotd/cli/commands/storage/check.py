@@ -22,7 +22,6 @@ from snapshotd.terms import number_of
 @click.option("--read-data", is_flag=True, help="Also decode every object and compare it with its id.")
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
-@click.pass_context
 def command(ctx: click.Context, read_data: bool, no_trunc: bool, as_json: bool) -> int:
     """Verify the repository.
 

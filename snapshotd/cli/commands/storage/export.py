@@ -82,7 +82,6 @@ _MIND = ("atif", "jsonl", "html")
 @github_option
 @json_option
 @click.argument("snapshots", metavar="ID...|langgraph", nargs=-1, required=True, shell_complete=complete_snapshot)
-@click.pass_context
 def command(
     ctx: click.Context,
     snapshots: tuple[str, ...],

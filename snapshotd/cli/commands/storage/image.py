@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
-from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, json_option
+from snapshotd.cli.command import connect, declare, declare_group, json_option
 from snapshotd.cli.follow import note
 from snapshotd.cli.text import ago, id_text, print_json, printable, size, table
 from snapshotd.cli.values import Name, complete_image
 from snapshotd.client.results import ImageInfo
 
 
-@click.group("image", cls=CliGroup, context_settings=CONTEXT_SETTINGS)
+@declare_group("image")
 def command() -> None:
     """Build, import, list and remove images.
 
@@ -21,11 +19,12 @@ def command() -> None:
     """
 
 
-@declare("build", examples=["snapshotd image build default", "snapshotd image build ./my-recipe --name mine"])
+@declare(
+    "build", group=command, examples=["snapshotd image build default", "snapshotd image build ./my-recipe --name mine"]
+)
 @click.option("--name", type=Name(), help="Name of the image; else the recipe's.")
 @json_option
 @click.argument("recipe")
-@click.pass_context
 def build(ctx: click.Context, recipe: str, name: str | None, as_json: bool) -> int:
     """Build an image from a recipe.
 
@@ -38,6 +37,7 @@ def build(ctx: click.Context, recipe: str, name: str | None, as_json: bool) -> i
 
 @declare(
     "import",
+    group=command,
     examples=[
         "snapshotd image import debian:12",
         "snapshotd image import ./rootfs.tar --name base",
@@ -47,7 +47,6 @@ def build(ctx: click.Context, recipe: str, name: str | None, as_json: bool) -> i
 @click.option("--name", type=Name(), help="Name of the image; else made from the source.")
 @json_option
 @click.argument("source")
-@click.pass_context
 def import_(ctx: click.Context, source: str, name: str | None, as_json: bool) -> int:
     """Import an image.
 
@@ -57,19 +56,18 @@ def import_(ctx: click.Context, source: str, name: str | None, as_json: bool) ->
     return _report_image(connect(ctx).import_image(source, name=name, progress=note), as_json)
 
 
-@declare("ls", examples=["snapshotd image ls"])
+@declare("ls", group=command, examples=["snapshotd image ls"])
 @click.option("-q", "--quiet", is_flag=True, help="Only ids.")
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
-@click.pass_context
-def ls(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> int:
+def ls(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> None:
     """List images.
 
     With --json: an array.
     """
     found = connect(ctx).images()
     if as_json:
-        print_json([dataclasses.asdict(item) for item in found])
+        print_json(found)
     elif quiet:
         for item in found:
             click.echo(id_text(item.id, full=no_trunc))
@@ -86,14 +84,12 @@ def ls(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> int:
             for item in found
         ]
         table(("NAME", "IMAGE", "SIZE", "FILES", "CREATED", "SOURCE"), rows, right=(2, 3))
-    return 0
 
 
-@declare("rm", examples=["snapshotd image rm old"])
+@declare("rm", group=command, examples=["snapshotd image rm old"])
 @json_option
 @click.argument("images", metavar="IMAGE...", nargs=-1, required=True, shell_complete=complete_image)
-@click.pass_context
-def rm(ctx: click.Context, images: tuple[str, ...], as_json: bool) -> int:
+def rm(ctx: click.Context, images: tuple[str, ...], as_json: bool) -> None:
     """Remove images that no trajectory uses.
 
     With --json: {"removed":[...]}.
@@ -105,16 +101,11 @@ def rm(ctx: click.Context, images: tuple[str, ...], as_json: bool) -> int:
             click.echo(ref)
     if as_json:
         print_json({"removed": list(images)})
-    return 0
 
 
 def _report_image(image: ImageInfo, as_json: bool) -> int:
     if as_json:
-        print_json(dataclasses.asdict(image))
+        print_json(image)
     else:
         click.echo(image.id)
     return 0
-
-
-for each in (build, import_, ls, rm):
-    command.add_command(each)

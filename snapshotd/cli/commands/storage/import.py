@@ -70,7 +70,6 @@ class _Source:
 @github_option
 @json_option
 @click.argument("file", metavar="[FILE|-|langgraph]", required=False, type=click.Path())
-@click.pass_context
 def command(
     ctx: click.Context,
     file: str | None,

@@ -33,7 +33,6 @@ from snapshotd.terms import number_of
 @json_option
 @click.argument("source", metavar="FROM", shell_complete=complete_snapshot)
 @click.argument("into", metavar="INTO", shell_complete=complete_trajectory)
-@click.pass_context
 def command(
     ctx: click.Context, source: str, into: str, base: str | None, path: str, dry_run: bool, as_json: bool
 ) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import click
@@ -37,10 +36,9 @@ from snapshotd.terms import PRUNE_GRACE_S, number_of
 )
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
-@click.pass_context
 def command(
     ctx: click.Context, /, dry_run: bool, force: bool, no_trunc: bool, grace: float, as_json: bool, **options: Any
-) -> int:
+) -> None:
     """Give up the files of snapshots that no policy keeps, and free the space.
 
     Rules given here count instead of the policies that are set. `snapshotd policy --help` explains policies, and names
@@ -66,12 +64,11 @@ def command(
     with Meter("looking what would go" if dry_run else "pruning", quiet=as_json) as meter:
         report = client.prune(policy, dry_run=dry_run, grace_s=grace, progress=meter.line)
     if as_json:
-        print_json(dataclasses.asdict(report))
+        print_json(report)
     elif asks:
         click.echo(_totals(report))  # the plan listed the snapshots before the question
     else:
         _print(report, no_trunc)
-    return 0
 
 
 def _print(report: PruneInfo, full: bool) -> None:

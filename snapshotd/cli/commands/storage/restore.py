@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
@@ -24,8 +22,7 @@ from snapshotd.terms import number_of
 @github_option
 @json_option
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
-@click.pass_context
-def command(ctx: click.Context, snapshot: str, to: str, path: str, github: GitHub | None, as_json: bool) -> int:
+def command(ctx: click.Context, snapshot: str, to: str, path: str, github: GitHub | None, as_json: bool) -> None:
     """Write a snapshot's files into a folder.
 
     Every byte of a stored snapshot is verified: if one differs, this fails, and the folder stays as it was. Everything
@@ -38,12 +35,11 @@ def command(ctx: click.Context, snapshot: str, to: str, path: str, github: GitHu
         for warning in report.warnings:
             github.annotate("warning", warning)
     if as_json:
-        print_json(dataclasses.asdict(report))
-        return 0
+        print_json(report)
+        return
     for warning in report.warnings:
         note(f"warning: {warning}")
     click.echo(
         f"{number_of(report.file_count, 'file')} and {number_of(report.directories, 'directory')}, {size(report.bytes)}, in {to}",
         err=True,
     )
-    return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
 
@@ -30,8 +29,7 @@ _DISK_SHOWN = 10
 @click.option("--prometheus", is_flag=True, help="Print the text format of Prometheus, once.")
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
-@click.pass_context
-def command(ctx: click.Context, no_stream: bool, prometheus: bool, no_trunc: bool, as_json: bool) -> int:
+def command(ctx: click.Context, no_stream: bool, prometheus: bool, no_trunc: bool, as_json: bool) -> None:
     """Show what sandboxes take, and how long they stand still.
 
     Live sandboxes with their load and memory, the trajectories with most layers on disk, snapshots that are not stored
@@ -44,10 +42,10 @@ def command(ctx: click.Context, no_stream: bool, prometheus: bool, no_trunc: boo
     client = connect(ctx)
     if prometheus:
         click.echo(client.metrics(), nl=False)
-        return 0
+        return
     if as_json:
-        print_json(dataclasses.asdict(client.stats()))
-        return 0
+        print_json(client.stats())
+        return
     before = client.stats(trajectories=_DISK_SHOWN)
     live = sys.stdout.isatty() and not no_stream
     while True:
@@ -58,7 +56,7 @@ def command(ctx: click.Context, no_stream: bool, prometheus: bool, no_trunc: boo
             click.clear()
         _show(before, now, full=no_trunc)
         if not live:
-            return 0
+            return
         if not before.sandboxes:
             time.sleep(_EVERY_S)
         before = now
