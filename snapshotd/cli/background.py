@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +10,7 @@ from typing import Any
 import click
 
 from snapshotd.cli.command import join_options, refuse
-from snapshotd.cli.follow import BetweenLines, note
+from snapshotd.cli.follow import BetweenLines, note, show_event
 from snapshotd.cli.text import printable
 from snapshotd.cli.values import Count, Name, Seconds
 from snapshotd.client.client import Snapshotd
@@ -30,8 +27,7 @@ def command_logs(client: Snapshotd, trajectory: str, ref: str, *, as_json: bool,
     """Show what a command has printed so far; with `following`, until it has ended."""
     found = client.command(trajectory, ref)
     events = client.command_events(found.trajectory, found.id, follow=following)
-    for _ in _show_events(events, BetweenLines(), as_json=as_json):
-        pass
+    _show_events(events, BetweenLines(), as_json=as_json)
 
 
 def attach_command(
@@ -45,8 +41,7 @@ def attach_command(
     if source is not None:
         threading.Thread(target=_feed, args=(client, found, source), name="stdin", daemon=True).start()
     lines = BetweenLines()
-    for _ in _show_events(events, lines, as_json=as_json):
-        pass
+    _show_events(events, lines, as_json=as_json)
     done = client.command(found.trajectory, found.id)
     if not quiet and not as_json:
         taken = "no snapshot" if done.snapshot is None else f"snapshot {short(done.snapshot)}"
@@ -56,7 +51,7 @@ def attach_command(
 
 
 def wait_for_command(client: Snapshotd, trajectory: str, ref: str) -> CommandInfo:
-    """The command when it has ended."""
+    """Wait until a command has ended, and return it."""
     found = client.command(trajectory, ref)
     for _ in client.command_events(found.trajectory, found.id):
         pass
@@ -64,7 +59,7 @@ def wait_for_command(client: Snapshotd, trajectory: str, ref: str) -> CommandInf
 
 
 def exit_code_of(done: CommandInfo) -> int:
-    """SandboxFailed: it is not known."""
+    """Return the exit code of a command that has ended. SandboxFailed: it is not known."""
     if done.exit_code is None:
         raise SandboxFailed(
             f"the exit code of command {short(done.id)} is not known: {done.error or 'its sandbox ended under it'}"
@@ -72,17 +67,10 @@ def exit_code_of(done: CommandInfo) -> int:
     return done.exit_code
 
 
-def _show_events(events: Iterator[dict[str, Any]], lines: BetweenLines, *, as_json: bool) -> Iterator[dict[str, Any]]:
-    """The same events, each once it is on the terminal."""
+def _show_events(events: Iterator[dict[str, Any]], lines: BetweenLines, *, as_json: bool) -> None:
     for event in events:
-        if as_json:
-            click.echo(json.dumps(event))
-            sys.stdout.flush()
-        elif event["event"] == "output":
-            lines.output(event["stream"], base64.b64decode(event["data_b64"]))
-        elif event["event"] == "warning":
+        if not show_event(event, lines, as_json=as_json) and event["event"] == "warning":
             lines.line(f"snapshotd: {printable(event['message'])}", at_once=True)
-        yield event
 
 
 def _feed(client: Snapshotd, found: CommandInfo, source: Readable) -> None:
@@ -128,7 +116,7 @@ service_options = join_options(
 
 
 def service_of(options: dict[str, Any]) -> ServiceOptions | None:
-    """Take the options out of a command's: the service, if the command is one."""
+    """Take the options of a service out of a command's. Returns the service; None: the command is none."""
     name = options.pop("service")
     given = {key: value for key in _NAMES if (value := options.pop(key)) not in (None, False)}
     if name is None:

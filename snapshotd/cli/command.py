@@ -60,12 +60,12 @@ class ReaderGone(Exception):  # noqa: N818 - what happened, and no failure of ou
 
 
 def drop_output(stream: TextIO | None = None) -> None:
-    """From now on, standard output (or `stream`) is dropped: Python would fail again when it flushes at exit."""
+    """Drop standard output (or `stream`) from now on: Python would fail again when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
 
 
 def refuse_input(advice: str) -> None:
-    """UsageError when standard input has data that no program would read. A terminal is fine, and so is an input that
+    """Refuse standard input with data that no program would read (UsageError). A terminal is fine, and so is an input that
     is empty so far: a pipe that a job of CI or a service has inherited. `advice`: how to go on."""
     source = standard_input()
     if source is not None and waiting_bytes(source.fileno()):
@@ -96,8 +96,8 @@ def waiting_bytes(fd: int) -> int:
 
 
 def system_error(exc: OSError) -> SnapshotdError:
-    """The error to report when the system refuses: there is no room for our output, which is dropped from now on, or a
-    path of this machine cannot be used. Any other error is raised."""
+    """Return the error to report for one of the system. Output that finds no room is dropped from now on. An error about
+    neither our output nor a path of this machine is raised again."""
     path = None if exc.filename is None else os.fsdecode(exc.filename)
     if exc.errno in _FULL:
         if path is None:
@@ -305,7 +305,7 @@ def wants_json(ctx: click.Context) -> bool:
 
 
 def keep_apart(ctx: click.Context, words: list[str]) -> None:
-    """These are another program's words: `after_dashes` gives them."""
+    """Keep the words of another program, which `after_dashes` returns."""
     ctx.meta[_AFTER] = words
 
 
@@ -316,7 +316,7 @@ def after_dashes(ctx: click.Context) -> list[str] | None:
 
 
 def connect(ctx: click.Context, *, autostart: bool = True) -> Snapshotd:
-    """The daemon that the options and the environment name."""
+    """Make a client of the daemon that the options and the environment name."""
     from snapshotd.client.client import Snapshotd  # 40 ms that `--help` does not need
 
     isolation = ctx.params.get("isolation")
@@ -324,7 +324,7 @@ def connect(ctx: click.Context, *, autostart: bool = True) -> Snapshotd:
 
 
 def connect_async(ctx: click.Context) -> AsyncSnapshotd:
-    """The same for asyncio."""
+    """Make the asynchronous client of that daemon."""
     from snapshotd.client.aio.client import AsyncSnapshotd
 
     return AsyncSnapshotd(ctx.meta.get(_STATE_DIR), ctx.meta.get(_SOCKET), isolation=ctx.params.get("isolation"))

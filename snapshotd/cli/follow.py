@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import queue
 import signal
 import sys
 import threading
@@ -27,6 +28,7 @@ from snapshotd.errors import BY_CODE, DaemonUnavailable, SandboxFailed, Snapshot
 from snapshotd.terms import number_of, short
 
 INTERRUPTED = 128 + signal.SIGINT
+_PATIENCE_S = 3.0
 _CLEAR = "\x1b[K"
 """Clears a terminal's line from here on."""
 
@@ -46,8 +48,7 @@ class RawOutput:
 
 
 class BetweenLines:
-    """Our lines on standard error, between the lines of a program whose output is shown beside them: none of ours comes in
-    the middle of one of theirs."""
+    """Writes our lines on standard error between the lines of a program's output, and none in the middle of one."""
 
     def __init__(self) -> None:
         self._raw = RawOutput()
@@ -58,8 +59,8 @@ class BetweenLines:
         self._add_state: list[str] = []
 
     def output(self, stream: str, data: bytes) -> None:
-        """Write what the program has printed, and behind the end of its line the lines that wait for it. BrokenPipeError
-        as `RawOutput.write`."""
+        """Write the program's output, and at the end of its line the lines of ours that wait for it. BrokenPipeError as
+        `RawOutput.write`."""
         if stream not in self._beside:
             self._raw.write(stream, data)
             return
@@ -97,8 +98,7 @@ def _one_place(a: TextIO, b: TextIO) -> bool:
 
 
 class Interruption:
-    """While it is entered, SIGINT and SIGTERM stop the run once, from a thread beside, and the second one quits at
-    once."""
+    """Within its block, the first SIGINT or SIGTERM stops the run, in a thread of its own; a second one leaves at once."""
 
     def __init__(self, client: Snapshotd, trajectory: str) -> None:
         self._client = client
@@ -130,10 +130,22 @@ class Interruption:
 
 
 @contextlib.contextmanager
-def patience(seconds: float = 3.0) -> Iterator[None]:
-    """Explain a long start: print the likely reason."""
+def catch_signals() -> Iterator[queue.SimpleQueue[int]]:
+    """Within the block, SIGINT and SIGTERM do nothing but come into this queue."""
+    caught = queue.SimpleQueue[int]()
+    before = {one: signal.signal(one, lambda number, _: caught.put(number)) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+@contextlib.contextmanager
+def patience() -> Iterator[None]:
+    """Print the likely reason when the block takes long."""
     timer = threading.Timer(
-        seconds,
+        _PATIENCE_S,
         lambda: note(
             "still starting; what is used for the first time, such as an agent's packages, is made now, which can take a minute"
         ),
@@ -147,8 +159,13 @@ def patience(seconds: float = 3.0) -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """One line for people on standard error."""
+    """Print one line for people on standard error."""
     click.echo(f"snapshotd: {printable(text)}", err=True)
+
+
+def note_warnings(warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        note(f"warning: {warning}")
 
 
 def follow(
@@ -177,8 +194,8 @@ def follow(
 
 
 def _add_counts(client: Snapshotd, trajectory: str, events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The same with the changed files of snapshots, which are told before these are counted. Where the daemon does not
-    keep up with its agent, and where it is away, no line waits for them."""
+    """Add the counts of changed files to the events of snapshots, which come before the daemon has counted. No line waits for
+    them once the daemon did not keep up with its agent, or while it is away."""
     known: dict[str, FileCounts] | None = None
     waits = True
     for event in events:
@@ -208,15 +225,14 @@ def _add_state(
 
 
 class ReplayLine:
-    """The calls that a resumed program gets from the journal: one line that counts them on a terminal, and one when
-    they are over."""
+    """Counts the calls that a resumed program gets from the journal: in one line on a terminal, and in one at their end."""
 
     def __init__(self) -> None:
         self._count = 0
         self._show_events = False
 
     def line(self, event: dict[str, Any]) -> str | None:
-        """The line to print for an event: none for a replayed call; the number of replayed calls when the program is
+        """Return the line to print for an event: None for a replayed call; the number of replayed calls once the program is
         live or has ended."""
         if event["event"] == "replayed":
             self._count += 1
@@ -258,7 +274,7 @@ def _no_agent(trajectory: str) -> UsageError:
 
 
 def end_of_run(events: Iterable[dict[str, Any]], trajectory: str) -> int:
-    """Take a run's events to their end. Returns its agent's exit code; an error when it has none, or never ran."""
+    """Read a run's events to their end. Returns the agent's exit code. An error: it has none, or no agent ever ran."""
     seen, warning = False, None
     for event in events:
         seen = True
@@ -277,21 +293,29 @@ def end_of_run(events: Iterable[dict[str, Any]], trajectory: str) -> int:
 def _show_events(
     events: Iterable[dict[str, Any]], replay: ReplayLine, *, as_json: bool, quiet: bool
 ) -> Iterator[dict[str, Any]]:
-    """The same events, each once it is on the terminal."""
+    """Show the events, and yield each once it is on the terminal."""
     lines = BetweenLines()
     for event in events:
-        if as_json:
-            click.echo(json.dumps(event))
-            sys.stdout.flush()
-        elif event["event"] == "output":
+        if event["event"] == "output":
             replay.clear()
-            lines.output(event["stream"], base64.b64decode(event["data_b64"]))
-        elif not quiet or "left_out_bytes" in event:
+        if not show_event(event, lines, as_json=as_json) and (not quiet or "left_out_bytes" in event):
             for line in (replay.line(event), _line(event)):
                 if line:
                     lines.line(line, at_once=event["event"] in ("approval", "finished"))
         yield event
     lines.end()
+
+
+def show_event(event: dict[str, Any], lines: BetweenLines, *, as_json: bool) -> bool:
+    """Print an event as JSON, or the output that it carries. False: it has to be told in another way."""
+    if as_json:
+        click.echo(json.dumps(event))
+        sys.stdout.flush()
+    elif event["event"] == "output":
+        lines.output(event["stream"], base64.b64decode(event["data_b64"]))
+    else:
+        return False
+    return True
 
 
 def _line(event: dict[str, Any]) -> str | None:
@@ -333,8 +357,8 @@ def _reuse_text(count: dict[str, int]) -> str:
 
 
 def _exit_code(event: dict[str, Any], trajectory: str, warning: dict[str, Any] | None) -> int:
-    """The agent's. An agent that ended well in a run that did not (it has diverged, and caught the error) is a failure
-    of the run."""
+    """Return the agent's exit code. It is an error when the run failed although the agent ended well: a program may diverge, and
+    catch the error."""
     code = event["exit_code"]
     if code == 0 and event.get("status") == "interrupted" and warning is not None:
         kind = BY_CODE.get(warning["code"], SandboxFailed)

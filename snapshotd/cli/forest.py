@@ -24,7 +24,7 @@ _INDENT = 4
 
 
 def show_forest(client: Snapshotd, ref: str | None = None, *, full: bool, as_json: bool) -> None:
-    """All trajectories, or those that have an origin in common with one. `full`: whole ids."""
+    """Print all trajectories as a forest, or only the tree that the trajectory `ref` is in. `full`: whole ids."""
     trajectories = client.trajectories()
     snapshots: dict[str, list[SnapshotInfo]] = defaultdict(list)
     for item in client.all_snapshots():
@@ -44,7 +44,7 @@ def show_forest(client: Snapshotd, ref: str | None = None, *, full: bool, as_jso
 
 
 def _origins(trajectories: list[TrajectoryInfo], snapshots: dict[str, list[SnapshotInfo]]) -> dict[str, str]:
-    """Trajectory to the one that its tree begins with."""
+    """Map each trajectory to the one that its tree begins with."""
     owners = {item.id: line for line, taken in snapshots.items() for item in taken}
     origins: dict[str, str] = {}
     for item in trajectories:  # oldest first: whatever a fork began at is known already
@@ -85,7 +85,7 @@ def _draw(trajectories: list[TrajectoryInfo], snapshots: dict[str, list[Snapshot
 
 
 def _labels(line: list[SnapshotInfo], indent: int, full: bool) -> list[Text]:
-    """The snapshots of one trajectory, in columns; the last one is fit_text."""
+    """Return a label for each snapshot of one trajectory, in columns; the last column is cut to the terminal."""
     from rich.text import Text
 
     rows = [

@@ -6,8 +6,9 @@ runner reads. Values come out of sandboxes, so none can end its line or its bloc
 
 from __future__ import annotations
 
+import html
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import click
@@ -34,12 +35,18 @@ class GitHub:
             lines.append(f"{name}<<{mark}\n{text}\n{mark}\n")
         _append(self._outputs, "".join(lines))
 
+    def warn(self, warnings: Iterable[str]) -> None:
+        for warning in warnings:
+            self.annotate("warning", warning)
+
     def summary(self, heading: str, rows: Mapping[str, object], detail: str = "") -> None:
         """A heading, a table of two columns, and a text that is folded in."""
         text = f"### {_cell(heading)}\n\n|  |  |\n|---|---|\n"
         text += "".join(f"| {_cell(name)} | {_cell(str(value))} |\n" for name, value in rows.items())
         if detail:
-            text += f"\n<details><summary>Output</summary>\n\n<pre>{_html(detail)}</pre>\n</details>\n"
+            text += (
+                f"\n<details><summary>Output</summary>\n\n<pre>{html.escape(detail, quote=False)}</pre>\n</details>\n"
+            )
         _append(self._summary, text + "\n")
 
     def annotate(self, level: Level, message: str, **where: str | None) -> None:
@@ -81,12 +88,8 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def _html(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
 def _cell(text: str) -> str:
-    escaped = _html(" ".join(text.split()))
+    escaped = html.escape(" ".join(text.split()), quote=False)
     for sign in "\\`*_[]|~":
         escaped = escaped.replace(sign, f"\\{sign}")
     return escaped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -46,15 +47,11 @@ def policy_of(options: dict[str, Any]) -> Policy | None:
 
 def rules(policy: Policy) -> list[tuple[str, str]]:
     """The rules of a policy as options and their values."""
-    found = []
-    if policy.keep_last is not None:
-        found.append(("--keep-last", str(policy.keep_last)))
-    if policy.keep_within_s is not None:
-        found.append(("--keep-within", duration(policy.keep_within_s)))
-    if policy.keep_every is not None:
-        found.append(("--keep-every", str(policy.keep_every)))
-    if policy.keep_failed is not None:
-        found.append(("--keep-failed", str(policy.keep_failed)))
-    if policy.max_bytes is not None:
-        found.append(("--max-size", size(policy.max_bytes)))
-    return found
+    given: tuple[tuple[str, Any, Callable[[Any], str]], ...] = (
+        ("--keep-last", policy.keep_last, str),
+        ("--keep-within", policy.keep_within_s, duration),
+        ("--keep-every", policy.keep_every, str),
+        ("--keep-failed", policy.keep_failed, str),
+        ("--max-size", policy.max_bytes, size),
+    )
+    return [(option, text(value)) for option, value, text in given if value is not None]

@@ -28,7 +28,7 @@ _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)([smhdw])", re.ASCII | re.IGNOR
 _COUNT_MOST = 1 << 53
 
 
-class Form(click.ParamType):  # type: ignore[type-arg]
+class TextForm(click.ParamType):  # type: ignore[type-arg]
     """Text of one form, which becomes a value. A default that is no text stays as it is."""
 
     def parse(self, text: str) -> Any:
@@ -44,7 +44,7 @@ class Form(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(exc), param, ctx)
 
 
-class Size(Form):
+class Size(TextForm):
     """`10g`, `500m`: bytes, with a binary unit. `least` and `most` are written the same way."""
 
     name = "size"
@@ -64,7 +64,7 @@ class Size(Form):
         return count
 
 
-class Duration(Form):
+class Duration(TextForm):
     """`12h`, `7d`, `1.5h`: seconds. With `zero`, it may be none at all: `0`, `0s`."""
 
     name = "time"
@@ -105,7 +105,7 @@ class Seconds(Duration):
         return seconds
 
 
-class NetworkText(Form):
+class NetworkText(TextForm):
     """`none`, `bridge`, or `allow:` and hosts. The daemon says what is wrong with a host."""
 
     name = "network"
@@ -119,7 +119,7 @@ class NetworkText(Form):
         return text
 
 
-class Count(Form):
+class Count(TextForm):
     """A whole number. click's own range takes `1_000`, and refuses long numbers in Python's words."""
 
     name = "n"
@@ -153,7 +153,7 @@ class AtOnce(Count):
         return 0 if text == "auto" else super().parse(text)
 
 
-class Cpus(Form):
+class Cpus(TextForm):
     """Processors: `2`, `0.5`."""
 
     name = "cpus"
@@ -168,7 +168,7 @@ class Cpus(Form):
         return count
 
 
-class PortPair(Form):
+class PortPair(TextForm):
     """`8000`, `8000:9000`, `db`, `db:9000`: a port in the sandbox, or the service that has one, and one of this machine
     (None: any)."""
 
@@ -186,7 +186,7 @@ class PortPair(Form):
         return number, None if match[2] is None else local
 
 
-class Variable(Form):
+class Variable(TextForm):
     """`K=V`, or `K` for the value it has here."""
 
     name = "K=V"
@@ -214,7 +214,7 @@ class Secret(Variable):
         return super().parse(text)
 
 
-class Pair(Form):
+class Pair(TextForm):
     """Two words with a sign between them, such as `CALL=FILE`, as a pair. Without the sign, the second is `alone` where
     that is allowed."""
 
@@ -231,7 +231,7 @@ class Pair(Form):
         return key, value
 
 
-class Name(Form):
+class Name(TextForm):
     """A name or tag."""
 
     name = "name"
@@ -404,7 +404,7 @@ sandbox_options = join_options(
 
 
 def sandbox_keywords(options: dict[str, Any]) -> dict[str, Any]:
-    """The client's keywords for the options. UsageError for providers that make no sense."""
+    """Return the client's keywords for the options. UsageError: the providers make no sense."""
     apart = ("secrets", "providers", "provider_keys", "isolation")
     rest = {key: value for key, value in options.items() if key not in apart}
     if options["isolation"] is not None:
@@ -421,7 +421,7 @@ def sandbox_keywords(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_image(client: Snapshotd, keywords: dict[str, Any], progress: Progress | None) -> None:
-    """The image of a sandbox that is made with these keywords, built or imported where it is missing."""
+    """Build or import the image that a sandbox with these keywords needs, where it is missing."""
     if keywords["runtime"] != "none":
         limits = {name: keywords[name] for name in ("memory", "cpus", "pids", "disk") if name in keywords}
         client.ensure_image(keywords["image"], progress=progress, **limits)
@@ -453,22 +453,20 @@ def _providers(wanted: Sequence[tuple[str, str]], keys: dict[str, str]) -> list[
     return found
 
 
-def local_file(path: str, what: str) -> str:
-    """UsageError when a file of this machine is missing, no file, or unreadable."""
+def check_file(path: str, what: str) -> None:
+    """Check that a file of this machine can be read. UsageError: it is missing, no file, or unreadable."""
     where = Path(path)
     if where.is_dir():
         raise click.UsageError(f"the {what} {path} is a directory, not a file")
     try:
-        with where.open("rb"):
-            return path
+        where.open("rb").close()
     except OSError as exc:
         raise click.UsageError(f"the {what} {path} cannot be read: {exc.strerror}") from exc
 
 
-def local_folder(path: str, what: str) -> str:
-    """UsageError when a folder of this machine is missing, no folder, or unreadable."""
+def check_folder(path: str, what: str) -> None:
+    """Check that a folder of this machine can be read. UsageError: it is missing, no folder, or unreadable."""
     try:
-        with os.scandir(path):
-            return path
+        os.scandir(path).close()
     except OSError as exc:
         raise click.UsageError(f"the {what} {path} cannot be read: {exc.strerror}") from exc

@@ -21,13 +21,13 @@ wait_option = click.option(
 
 
 def state_of(client: Snapshotd, *refs: str) -> str:
-    """Common durability of these snapshots: the state of the first that is not stored, if there is one."""
+    """Return the state that these snapshots have in common: that of the first one that is not stored, or `stored`."""
     states = [client.snapshot(ref).state for ref in refs]
     return next((state for state in states if state != "stored"), "stored")
 
 
 def wait_for_head(client: Snapshotd, trajectory: str, wait: Wait) -> str:
-    """Wait for the snapshots that a trajectory has now; the state of the newest of them."""
+    """Wait until the snapshots that a trajectory has now are as durable as `wait` says. Returns the state of the newest."""
     head = client.trajectory(trajectory).head
     if wait == "stored":
         client.flush(trajectory)

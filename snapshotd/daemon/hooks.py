@@ -220,8 +220,8 @@ class HookServer:
 
 
 def _payload(connection: socket.socket, first: bytes, ends: float) -> dict[str, Any]:
-    """The JSON object that a hook has on its standard input, until `ends` (by the monotonic clock). An agent may leave
-    that open: its end is not waited for."""
+    """Read the JSON object that a hook gets on its standard input, until `ends` (by the monotonic clock). An agent may leave
+    that input open, so the daemon does not wait for its end."""
     data, tries = bytearray(first), 0
     while True:
         if data[-64:].rstrip().endswith(b"}"):
@@ -240,7 +240,7 @@ def _payload(connection: socket.socket, first: bytes, ends: float) -> dict[str, 
 
 
 def _late_text(folder: int) -> str:
-    """The answer to a hook whose work goes on."""
+    """Return the answer to a hook whose work goes on."""
     return (
         f"snapshotd: {os.readlink(f'/proc/self/fd/{folder}')} is still being recorded after {_LATE_S:g} s; that goes on, and "
         "calls until then have no snapshot of their own. Name what needs none, such as builds and data, in a "
@@ -249,7 +249,7 @@ def _late_text(folder: int) -> str:
 
 
 def _rewind_text(snapshot: Snapshot) -> str:
-    """The result of a rewind, for a person."""
+    """Return the result of a rewind, for a person."""
     facts = snapshot.call.arguments
     lines = [f"{short(snapshot.id)} {snapshot.call.name}: {number_of(len(facts.get('files') or ()), 'path')} put back"]
     lines += facts.get("left", ())

@@ -91,7 +91,8 @@ def serve(options: ServerOptions, open_engine: Callable[[Footing], Engine]) -> i
 
 
 def _with_mounts(footing: Footing, state_dir: Path) -> Footing:
-    """The ground of this process, which has mounts of its own from now on, or can have none. Unsupported."""
+    """Give this process mounts of its own. Returns its ground, also where it can have none and plain folders will do.
+    Unsupported: they will not."""
     try:
         enter_own_mount_namespace()
     except Unsupported as exc:
@@ -100,7 +101,7 @@ def _with_mounts(footing: Footing, state_dir: Path) -> Footing:
     return footing
 
 
-def alone(footing: Footing, state_dir: Path, action: Callable[[Footing], T]) -> T:
+def run_alone(footing: Footing, state_dir: Path, action: Callable[[Footing], T]) -> T:
     """Do something to a state directory in place of its daemon. Call from the main thread before any other is started.
 
     NotPermitted, Conflict (a daemon serves it); errors of `become_able` and of `action`.
@@ -379,7 +380,7 @@ def _notify_systemd() -> None:
 
 
 def _set_limits() -> None:
-    """The resource limits of this process and of everything that it starts, commands in sandboxes included.
+    """Set the resource limits of this process and of everything that it starts, commands in sandboxes included.
 
     Open files: a sandbox costs about ten descriptors, and 256 are a fork. No higher: some children close every possible
     one.

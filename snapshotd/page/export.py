@@ -32,7 +32,7 @@ _PAGE = 200
 def export_page(
     socket_path: Path, refs: Sequence[str], *, forks: bool = False, progress: Progress | None = None
 ) -> tuple[str, tuple[str, ...]]:
-    """The file's text, and a sentence for each thing that it lacks. `refs`: trajectories, or snapshots for the whole
+    """Return the file's text, and a sentence for each thing that it lacks. `refs`: trajectories, or snapshots for the whole
     trajectory of each; with `forks` all that were forked from them, too. NotFound."""
     saving = _Saving(Transport(socket_path), progress or (lambda line: None))
     chosen = saving.choose(refs, forks)

@@ -36,7 +36,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from snapshotd.api.wire import API_PREFIX
 from snapshotd.errors import NotFound, NotPermitted, SnapshotdError, UsageError
 from snapshotd.page.bundle import join_script
-from snapshotd.page.passing import PAGE, pass_events, pass_on, send_tree, to_daemon
+from snapshotd.page.passing import PAGE, open_ways, pass_events, pass_on, send_tree
 from snapshotd.page.room import PageRoom, RoomProtocol
 from snapshotd.page.terminal import MESSAGE_MAX_BYTES, serve_terminal
 from snapshotd.serving import HEAD_S, HttpServer, listen_on
@@ -96,7 +96,7 @@ class PageServer:
                 Route("/{path:path}", _file, methods=["GET"]),
             ],
             exception_handlers={SnapshotdError: _handle_error},
-            lifespan=lambda app: to_daemon(app, socket_path),
+            lifespan=lambda app: open_ways(app, socket_path),
         )
         self._server = HttpServer(
             _Idle(_Guard(app, session, self.port), idle_s, self.stop),
@@ -157,7 +157,7 @@ class _Session:
 
 
 async def _small_body(request: Request) -> bytes:
-    """ValueError: it is larger than what opens a session, or does not come."""
+    """Read the body of a sign-in. ValueError: it is larger than what opens a session, or does not come."""
     body = b""
     with contextlib.suppress(ClientDisconnect):
         async for piece in request.stream():

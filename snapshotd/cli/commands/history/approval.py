@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import click
 
@@ -74,6 +75,17 @@ def _json_lines(title: str, value: object) -> None:
     click.echo(click.style(title, bold=True))
     for line in as_page(value).splitlines():
         click.echo(f"  {line}")
+
+
+def report_decisions(decisions: Iterable[ApprovalInfo], *, as_json: bool) -> None:
+    """Print each decision when it is made, or all of them as JSON."""
+    done = []
+    for each in decisions:
+        done.append(each)
+        if not as_json:
+            click.echo(f"{short(each.id)}  {decision_text(each)}")
+    if as_json:
+        print_json(done)
 
 
 def decision_text(item: ApprovalInfo) -> str:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
-from snapshotd.cli.commands.history.approval import decision_text
+from snapshotd.cli.commands.history.approval import report_decisions
 from snapshotd.cli.documents import json_file
-from snapshotd.cli.text import print_json
 from snapshotd.cli.values import complete_approval
 from snapshotd.client.verbs.history import RECORDED
-from snapshotd.terms import short
 
 
 @declare(
@@ -45,10 +43,6 @@ def command(
         refuse("--arguments are for one approval; name only that")
     given = RECORDED if arguments is None else json_file(arguments, "the arguments")
     client = connect(ctx)
-    done = []
-    for each in approvals:
-        done.append(client.approve(each, by=by, reason=reason, arguments=given))
-        if not as_json:
-            click.echo(f"{short(done[-1].id)}  {decision_text(done[-1])}")
-    if as_json:
-        print_json(done)
+    report_decisions(
+        (client.approve(each, by=by, reason=reason, arguments=given) for each in approvals), as_json=as_json
+    )

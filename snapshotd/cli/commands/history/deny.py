@@ -5,10 +5,8 @@ from __future__ import annotations
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.commands.history.approval import decision_text
-from snapshotd.cli.text import print_json
+from snapshotd.cli.commands.history.approval import report_decisions
 from snapshotd.cli.values import complete_approval
-from snapshotd.terms import short
 
 
 @declare("deny", examples=["snapshotd deny a1b2c3 --reason 'the amount is wrong'"])
@@ -23,10 +21,4 @@ def command(ctx: click.Context, approvals: tuple[str, ...], reason: str | None, 
     `approvals --json` has them.
     """
     client = connect(ctx)
-    done = []
-    for each in approvals:
-        done.append(client.deny(each, by=by, reason=reason))
-        if not as_json:
-            click.echo(f"{short(done[-1].id)}  {decision_text(done[-1])}")
-    if as_json:
-        print_json(done)
+    report_decisions((client.deny(each, by=by, reason=reason) for each in approvals), as_json=as_json)

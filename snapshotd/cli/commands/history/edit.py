@@ -130,8 +130,8 @@ def _changes(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_editor(client: Snapshotd, ref: str) -> dict[str, Any] | None:
-    """The client's keywords for a person's changes to a document; None if there are none. A person can mend broken
-    JSON; it is not lost."""
+    """Let a person change the document. Returns the client's keywords for the changes; None: there are none. Broken JSON is not
+    lost: the person can mend it."""
     before = _document(client, ref)
     text = as_page(before)
     while True:
@@ -147,7 +147,7 @@ def _in_editor(client: Snapshotd, ref: str) -> dict[str, Any] | None:
 
 
 def _edit_text(text: str) -> str | None:
-    """The text as a person's editor leaves it; None if it was not written. UsageError: the editor failed."""
+    """Open the text in a person's editor. Returns the text that was saved; None: nothing was. UsageError: the editor failed."""
     try:
         edited = click.edit(text.encode(), extension=".json")
     except (click.ClickException, ValueError) as exc:  # it cannot be run, it failed, or $EDITOR cannot be split
@@ -170,7 +170,7 @@ def _document(client: Snapshotd, ref: str) -> dict[str, Any]:
 
 
 def _result(client: Snapshotd, ref: str) -> Any:
-    """The tool call's recorded result; RECORDED if it has none, or it is no JSON of a size that a person edits."""
+    """Return the recorded result of the tool call; RECORDED: the call has none, or one that is no JSON or too large to edit."""
     data = b""
     try:
         for piece in client.output(ref, "output"):
@@ -183,7 +183,7 @@ def _result(client: Snapshotd, ref: str) -> Any:
 
 
 def _difference(before: dict[str, Any], after: Any) -> dict[str, Any] | None:
-    """The request to the daemon that turns one document into the other."""
+    """Return the client's keywords that turn one document into the other; None: they are the same."""
     allowed = {*before, "result"}
     if not isinstance(after, dict) or not set(after) <= allowed or not isinstance(after.get("state", {}), dict):
         raise UsageError(f"the document must be an object with {', '.join(sorted(allowed))}, and its state an object")

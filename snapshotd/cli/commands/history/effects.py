@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
 
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.documents import short_json
-from snapshotd.cli.text import id_text, print_json, printable, status, table
+from snapshotd.cli.text import id_text, print_list, printable, status
 from snapshotd.cli.values import complete_trajectory
 from snapshotd.client.results import EffectInfo
 
@@ -31,22 +30,18 @@ def command(ctx: click.Context, trajectory: str, no_trunc: bool, as_json: bool) 
 
 
 def report_effects(found: list[EffectInfo], *, full: bool, as_json: bool) -> None:
-    if as_json:
-        print_json(found)
-    else:
-        table(("CALL", "NAME", "ARGUMENTS", "STATUS", "COMPENSATED", "COMPENSATION"), effect_rows(found, full=full))
+    """Print the calls as a table, or as JSON."""
+    header = ("CALL", "NAME", "ARGUMENTS", "STATUS", "COMPENSATED", "COMPENSATION")
+    print_list(found, header, lambda item: effect_row(item, full=full), as_json=as_json)
 
 
-def effect_rows(found: Iterable[EffectInfo], *, full: bool) -> list[tuple[str, ...]]:
-    """One row for each: the call, its arguments and status, and its compensation."""
-    return [
-        (
-            id_text(item.call, full=full),
-            printable(item.name),
-            short_json(item.arguments),
-            status(item.status or "cut off"),
-            status(item.compensated or "no"),
-            "-" if item.compensation is None else printable(shlex.join(item.compensation)),
-        )
-        for item in found
-    ]
+def effect_row(item: EffectInfo, *, full: bool) -> tuple[str, ...]:
+    """The call, its arguments and status, and its compensation."""
+    return (
+        id_text(item.call, full=full),
+        printable(item.name),
+        short_json(item.arguments),
+        status(item.status or "cut off"),
+        status(item.compensated or "no"),
+        "-" if item.compensation is None else printable(shlex.join(item.compensation)),
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from typing import Any
 
@@ -10,7 +9,7 @@ import click
 
 from snapshotd.cli.changes import change_json, change_line
 from snapshotd.cli.command import ask, connect, declare, is_terminal, json_option, refuse
-from snapshotd.cli.commands.history.effects import effect_rows
+from snapshotd.cli.commands.history.effects import effect_row
 from snapshotd.cli.documents import content_text, shorten
 from snapshotd.cli.snapshots import report_snapshot
 from snapshotd.cli.text import print_json, printable
@@ -123,8 +122,8 @@ def _json(preview: RewindPreview) -> dict[str, Any]:
         "rewinds": preview.rewinds,
         "changes": [change_json(item) for item in preview.changes],
         "change_count": preview.change_count,
-        "messages": [dataclasses.asdict(item) for item in preview.messages],
-        "effects": [dataclasses.asdict(item) for item in preview.effects],
+        "messages": preview.messages,
+        "effects": preview.effects,
         "untouched": list(preview.untouched),
     }
 
@@ -143,8 +142,8 @@ def _show(trajectory: str, preview: RewindPreview) -> None:
         click.echo(f"  {printable(message.role)}: {shorten(printable(content_text(message.content)))}")
     _rest(len(preview.messages) - _SHOWN_MESSAGES)
     click.echo(click.style(f"calls that cannot be undone: {len(preview.effects)}", bold=True))
-    for row in effect_rows(preview.effects, full=False):
-        click.echo("  " + "  ".join(row))
+    for effect in preview.effects:
+        click.echo("  " + "  ".join(effect_row(effect, full=False)))
 
 
 def _rest(count: int) -> None:

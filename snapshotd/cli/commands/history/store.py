@@ -8,7 +8,7 @@ import click
 
 from snapshotd.cli.command import connect, declare, declare_group, json_option, refuse
 from snapshotd.cli.documents import as_page, file_bytes, json_value, short_json
-from snapshotd.cli.text import print_json, printable, table
+from snapshotd.cli.text import print_answer, print_json, print_list, printable
 from snapshotd.cli.values import Count, Duration, Pair
 from snapshotd.client.results import ValueInfo
 from snapshotd.terms import DEFAULT_TENANT
@@ -47,10 +47,7 @@ def get(ctx: click.Context, namespace: str, key: str, version: int | None, tenan
     As JSON. With --json: {tenant,namespace,key,version,value,created_at,expires_at,is_deleted}.
     """
     found = connect(ctx).get_value(namespace, key, tenant=tenant, version=version)
-    if as_json:
-        print_json(found)
-    else:
-        click.echo(as_page(found.value))
+    print_answer(found, as_page(found.value), as_json=as_json)
 
 
 @declare(
@@ -88,10 +85,7 @@ def put(
     given = file_bytes("-", "the value").decode(errors="replace") if value == "-" else value
     content: Any = given if text else json_value(given, "the value")
     stored = connect(ctx).put_value(namespace, key, content, tenant=tenant, ttl_s=ttl, expected_version=if_version)
-    if as_json:
-        print_json(stored)
-    else:
-        click.echo(str(stored.version))
+    print_answer(stored, str(stored.version), as_json=as_json)
 
 
 @declare(
@@ -166,18 +160,17 @@ def history(ctx: click.Context, namespace: str, key: str, tenant: str, as_json: 
 
 
 def _report(found: list[ValueInfo], as_json: bool) -> None:
-    if as_json:
-        print_json(found)
-        return
-    rows = [
-        (
+    print_list(
+        found,
+        ("NAMESPACE", "KEY", "VERSION", "CREATED", "EXPIRES", "VALUE"),
+        lambda item: (
             printable(item.namespace),
             printable(item.key),
             str(item.version),
             item.created_at,
             item.expires_at or "-",
             "deleted" if item.is_deleted else short_json(item.value),
-        )
-        for item in found
-    ]
-    table(("NAMESPACE", "KEY", "VERSION", "CREATED", "EXPIRES", "VALUE"), rows, right=(2,))
+        ),
+        as_json=as_json,
+        right=(2,),
+    )

@@ -28,14 +28,12 @@ def command(ctx: click.Context, where: str, as_json: bool) -> None:
     client = connect(ctx)
     if as_json:
         content = b"".join(client.cat(ref, raw_path))
-        found = client.snapshot(ref).id
-        encoded = base64.b64encode(content).decode()
         print_json(
             {
-                "snapshot": found,
+                "snapshot": client.snapshot(ref).id,
                 "path": raw_path.decode(errors="replace"),
                 "bytes": len(content),
-                "content_b64": encoded,
+                "content_b64": base64.b64encode(content).decode(),
             }
         )
         return

@@ -161,8 +161,8 @@ def _files(pair: PairInfo, left: BranchInfo, right: BranchInfo) -> list[str]:
 
 
 def _titles(branches: Sequence[BranchInfo]) -> list[str]:
-    """A name for each, which no two share: branches without a step of their own are of one trajectory, and go by what
-    the user called them."""
+    """Return a name for each branch, no two alike. Branches without a step of their own belong to one trajectory: they keep
+    the reference that the user gave."""
     names = [printable(one.name or short(one.head.id)) for one in branches]
     return [
         name if names.count(name) == 1 else printable(id_text(one.ref, full=False))

@@ -61,8 +61,8 @@ def command(ctx: click.Context, a: str, b: str | None, stat: bool, patch: bool, 
 
 
 def _unchanged_text(client: Snapshotd, a: str, b: str | None) -> str:
-    """The sentence about two snapshots that have the same files. The last of a run is that of its end, which changed
-    nothing: the whole run is probably meant."""
+    """Say that two snapshots have the same files. A trajectory's name means its last snapshot, and that of a run is taken at
+    its end, which changed nothing: the user probably means the whole run."""
     if b is not None:
         return f"the files of {a} and {b} are the same"
     taken = client.snapshot(a)
@@ -92,8 +92,7 @@ def _patch(client: Snapshotd, a: str, b: str | None, as_json: bool) -> int:
 
 
 def _stat(changes: list[ChangeInfo]) -> int:
-    """Added bytes as `+`, removed ones as `-`, on a scale where the largest change fills the bar. The number of
-    changes."""
+    """Print added bytes as `+` and removed ones as `-`; the largest change fills the bar. Returns the number of changes."""
     moved = [(change, _bytes(change.before), _bytes(change.after)) for change in changes]
     most = max((before + after for _, before, after in moved), default=0) or 1
     width = max((len(change_path(change)) for change in changes), default=0)

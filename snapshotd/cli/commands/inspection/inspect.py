@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 import click
@@ -26,10 +25,7 @@ def command(ctx: click.Context, refs: tuple[str, ...], as_json: bool) -> None:
     """
     client = connect(ctx)
     found = [_inspect(client, ref) for ref in refs]
-    if as_json:
-        print_json(found)
-    else:
-        click.echo(json.dumps(found, indent=2))
+    print_json(found, indent=None if as_json else 2)
 
 
 def _inspect(client: Snapshotd, ref: str) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.follow import note
-from snapshotd.cli.snapshots import snapshot_json, state_of
-from snapshotd.cli.text import file_counts, id_text, milliseconds, print_json, printable, size, status, table
+from snapshotd.cli.snapshots import snapshot_json, state_text
+from snapshotd.cli.text import file_counts, id_text, milliseconds, print_ids, print_json, printable, size, status, table
 from snapshotd.cli.values import Count, complete_trajectory
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import SnapshotInfo
@@ -75,8 +75,7 @@ def command(
     if as_json:
         print_json([snapshot_json(item) for item in found])
     elif quiet:
-        for item in found:
-            click.echo(id_text(item.id, full=no_trunc))
+        print_ids((item.id for item in found), full=no_trunc)
     else:
         _table(found, no_trunc)
         for item in found:
@@ -91,7 +90,7 @@ def command(
 
 
 def _refusal(client: Snapshotd, ref: str) -> str | None:
-    """Says why its program did not go on when it was resumed; None if it was not refused: no snapshot tells."""
+    """Return the reason why the trajectory's program was refused when it was resumed; None: it was not. No snapshot has it."""
     trajectory = client.trajectory(ref)
     if trajectory.status != "interrupted":
         return None
@@ -102,8 +101,8 @@ def _refusal(client: Snapshotd, ref: str) -> str | None:
 
 
 def _count_older(client: Snapshotd, first: SnapshotInfo) -> int:
-    """Number of snapshots that its trajectory has before this one. They are numbered without gaps, a fork's from where
-    it began."""
+    """Count the snapshots that the trajectory has before this one. Numbers have no gaps; those of a fork go on from the
+    snapshot that it was forked from."""
     forked_from = client.trajectory(first.trajectory).forked_from
     return first.seq if forked_from is None else first.seq - client.snapshot(forked_from).seq - 1
 
@@ -119,7 +118,7 @@ def _table(found: list[SnapshotInfo], no_trunc: bool) -> None:
             file_counts(item.files),
             "-" if item.files is None else size(item.files.bytes),
             milliseconds(item.pause_ms),
-            status(state_of(item)),
+            status(state_text(item)),
             " ".join(item.tags) or "-",
             main_argument(item.tool.arguments),
         )

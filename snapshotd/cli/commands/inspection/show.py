@@ -10,7 +10,7 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.follow import RawOutput
-from snapshotd.cli.snapshots import details_json, state_of
+from snapshotd.cli.snapshots import details_json, state_text
 from snapshotd.cli.text import file_counts, milliseconds, print_json, printable, size
 from snapshotd.cli.values import complete_snapshot
 from snapshotd.client.client import Snapshotd
@@ -91,7 +91,7 @@ def _print(client: Snapshotd, item: SnapshotInfo) -> None:
         ("trajectory", f"{item.trajectory}  (seq {item.seq})"),
         ("tags", " ".join(item.tags) or "-"),
         ("created", item.created_at),
-        ("state", f"{state_of(item)}, {_STATES.get(item.state, '')}captured by {item.method}"),
+        ("state", f"{state_text(item)}, {_STATES.get(item.state, '')}captured by {item.method}"),
         ("pause", milliseconds(item.pause_ms)),
         ("image", f"{item.image}  (+ {number_of(item.layers, 'layer')})"),
         ("files", file_counts(item.files) + ("" if item.files is None else f"  {size(item.files.bytes)}")),

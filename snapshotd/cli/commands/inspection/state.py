@@ -6,7 +6,7 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.documents import as_page
-from snapshotd.cli.text import print_json
+from snapshotd.cli.text import print_answer
 from snapshotd.cli.values import complete_snapshot
 
 
@@ -19,7 +19,4 @@ def command(ctx: click.Context, snapshot: str, as_json: bool) -> None:
     The JSON object that the agent keeps, as it was saved with a snapshot. With --json: the same on one line.
     """
     found = connect(ctx).state(snapshot)
-    if as_json:
-        print_json(found)
-    else:
-        click.echo(as_page(found))
+    print_answer(found, as_page(found), as_json=as_json)

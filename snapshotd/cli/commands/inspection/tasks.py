@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.text import id_text, print_json, printable, status, table
+from snapshotd.cli.text import id_text, print_list, printable, status
 from snapshotd.cli.values import complete_snapshot
 
 
@@ -19,19 +19,16 @@ def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) ->
     As they were at a snapshot, in the order in which they were declared: pending, in-progress, completed, failed or
     skipped. `snapshotd retry` does one again. With --json: an array of {name,status,depends,note,started_in,ended_in}.
     """
-    found = connect(ctx).tasks(snapshot)
-    if as_json:
-        print_json(found)
-        return
-    rows = [
-        (
+    print_list(
+        connect(ctx).tasks(snapshot),
+        ("TASK", "STATUS", "DEPENDS ON", "BEGAN", "ENDED", "NOTE"),
+        lambda item: (
             printable(item.name),
             status(item.status),
             printable(" ".join(item.depends)) or "-",
             id_text(item.started_in, full=no_trunc),
             id_text(item.ended_in, full=no_trunc),
             printable(item.note or "-"),
-        )
-        for item in found
-    ]
-    table(("TASK", "STATUS", "DEPENDS ON", "BEGAN", "ENDED", "NOTE"), rows)
+        ),
+        as_json=as_json,
+    )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse, standard_input
-from snapshotd.cli.follow import note
+from snapshotd.cli.follow import note_warnings
 from snapshotd.cli.progress import Meter
 from snapshotd.cli.snapshots import report_snapshot
 from snapshotd.cli.text import print_json, size
@@ -65,7 +65,7 @@ def command(ctx: click.Context, source: str, target: str, user: str | None, wait
     if goal is not None:
         with Meter(f"copying to {target}", quiet=as_json) as meter:
             done = _into(client, source, goal, user, wait or "captured", meter)
-        _warn(done.warnings)
+        note_warnings(done.warnings)
         report_snapshot(client, done.snapshot, wait, as_json=as_json)
         return 0
     assert origin is not None
@@ -78,7 +78,7 @@ def command(ctx: click.Context, source: str, target: str, user: str | None, wait
     if as_json:
         print_json(report)
         return 0
-    _warn(report.warnings)
+    note_warnings(report.warnings)
     click.echo(
         f"{number_of(report.file_count, 'file')} and {number_of(report.directories, 'directory')}, {size(report.bytes)}, "
         f"in {target}",
@@ -127,12 +127,12 @@ def _stream_out(client: Snapshotd, origin: Inside, as_json: bool) -> int:
         )
     warnings = client.read_archive(*origin, sys.stdout.buffer.write)
     sys.stdout.buffer.flush()
-    _warn(warnings)
+    note_warnings(warnings)
     return 0
 
 
 def _goal(source: str, target: str, in_directory: bool, *, is_folder: bool, is_there: bool) -> str:
-    """Where exactly something goes, by the rules of `docker cp`."""
+    """Return the path at which a file or folder goes, by the rules of `docker cp`."""
     if in_directory:
         content_only = is_folder and (source.endswith("/.") or posixpath.normpath(source) in (".", "/"))
         name = posixpath.basename(posixpath.normpath(source))
@@ -149,8 +149,3 @@ def _kind(client: Snapshotd, place: Inside) -> str | None:
         return client.stat_file(*place).kind
     except NotFound:
         return None
-
-
-def _warn(warnings: tuple[str, ...]) -> None:
-    for warning in warnings:
-        note(f"warning: {warning}")

@@ -27,7 +27,7 @@ from snapshotd.cli.command import (
 from snapshotd.cli.follow import INTERRUPTED, BetweenLines, note
 from snapshotd.cli.github import GitHub, github_option
 from snapshotd.cli.snapshots import summary_line, wait_for_counts
-from snapshotd.cli.text import print_json, printable
+from snapshotd.cli.text import bytes_json, print_answer, print_json, printable
 from snapshotd.cli.values import Seconds, complete_snapshot, complete_trajectory, idle_option, process_options
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.client import Snapshotd
@@ -255,7 +255,7 @@ def _check_input(from_file: str | None, *, interactive: bool, tty: bool, detach:
 
 
 def _give_input(ctx: click.Context, options: dict[str, Any], path: str | None) -> None:
-    """The command reads that file, which may be `-`; without one, it refuses data that nobody would read."""
+    """Give the command that file as its input; `-` is ours. Without a file, refuse data that no program would read."""
     if path == "-":
         options["stdin"] = standard_input() or io.BytesIO()
         return
@@ -282,10 +282,7 @@ def _start_in_background(
     client: Snapshotd, trajectory: str, argv: list[str], options: dict[str, Any], as_json: bool
 ) -> int:
     begun = client.exec_in_background(trajectory, argv, **options)
-    if as_json:
-        print_json(begun)
-    else:
-        click.echo(begun.id)
+    print_answer(begun, begun.id, as_json=as_json)
     return 0
 
 
@@ -319,7 +316,7 @@ def _call(
 def exec_in_terminal(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
 ) -> ExecInfo:
-    """The command has this terminal until it ends."""
+    """Run the command, which has this terminal until it ends."""
     options["env"] = {**read_variables(["TERM"]), **options["env"]}
     lines = BetweenLines()
     with terminal.lend_terminal() as options["terminal"]:
@@ -330,7 +327,7 @@ def exec_in_terminal(
 def exec_in_pipes(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
 ) -> ExecInfo:
-    """The command's output goes to ours."""
+    """Run the command; its output goes to ours."""
     lines = BetweenLines()
     return _report_end(client, _call(client, trajectory, snapshot, argv, lines.output, options), options, quiet, lines)
 
@@ -352,7 +349,7 @@ def _as_json(
     done = _call(client, trajectory, snapshot, argv, lambda stream, data: kept[stream].append(data), options)
     answer: dict[str, Any] = {"exit_code": done.exit_code, "timed_out": done.timed_out}
     for stream, pieces in kept.items():
-        answer.update(_text(stream, b"".join(pieces)))
+        answer.update(bytes_json(stream, b"".join(pieces)))
     if done.call.error is not None:
         answer["error"] = done.call.error
     answer["snapshot"] = None if done.snapshot is None else done.snapshot.id
@@ -380,12 +377,3 @@ def _tell(github: GitHub, done: ExecInfo, argv: list[str], junit: str | None) ->
         github.annotate("error", one.message or "failed", title=one.name, file=one.file, line=one.line)
     if done.exit_code != 0 and not failures:
         github.annotate("error", done.call.error or f"exit code {done.exit_code}", title=line)
-
-
-def _text(stream: str, data: bytes) -> dict[str, str]:
-    try:
-        return {stream: data.decode()}
-    except UnicodeDecodeError:
-        import base64
-
-        return {stream: data.decode(errors="replace"), f"{stream}_b64": base64.b64encode(data).decode()}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import click
@@ -14,7 +14,7 @@ from snapshotd.cli.command import connect, declare, declare_group, json_option
 from snapshotd.cli.commands.inspection.compare import show_comparison
 from snapshotd.cli.follow import note
 from snapshotd.cli.snapshots import report_snapshot
-from snapshotd.cli.text import ago, print_json, printable, table
+from snapshotd.cli.text import ago, print_answer, print_json, printable, table
 from snapshotd.cli.values import complete_experiment
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.client import Snapshotd
@@ -25,6 +25,9 @@ from snapshotd.terms import short
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
+
+_MEANS = ("TIME", "CALLS", "TOKENS", "COST", "FILES", "LINES", "OUTSIDE")
+"""Columns of `_mean_cells`, before the last."""
 
 
 @declare_group("experiment")
@@ -74,10 +77,7 @@ def run(ctx: click.Context, file: Path, fleet: tuple[str, ...], detach: bool, as
     client = connect(ctx)
     info = client.create_experiment(file)
     if detach:
-        if as_json:
-            print_json(info.json())
-        else:
-            click.echo(info.name)
+        print_answer(info.json(), info.name, as_json=as_json)
         return 0
     try:
         with _Progress(quiet=as_json) as progress:
@@ -233,9 +233,7 @@ class _Progress:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -280,8 +278,8 @@ def _report_rows(info: ExperimentInfo, *, branches: bool) -> None:
 
 
 def _promotion(client: Snapshotd, info: ExperimentInfo, best: ExperimentBranch) -> str:
-    """The command that keeps the best branch, with all that it needs: it takes none that did not pass without a name,
-    and leaves nothing behind without --yes."""
+    """Return the command that keeps the best branch. It names a branch that did not pass, and has --yes where the trajectory
+    would leave something behind."""
     words, said = info.name, ""
     if not best.passed:
         words, said = f"{words} {_branch_name(best)}", ", which did not pass"
@@ -295,8 +293,8 @@ def _promotion(client: Snapshotd, info: ExperimentInfo, best: ExperimentBranch) 
 def _variant_rows(info: ExperimentInfo) -> tuple[Sequence[str], list[Sequence[str]]]:
     most = max((len(info.of(one.label)) for one in info.variants), default=1)
     more = [f"PASS@{k}" for k in ((1, most) if most > 1 else (1,))]
-    header = ["RANK", "VARIANT", "DONE", "SCORE", *more, "TIME", "CALLS", "TOKENS", "COST", "FILES", "LINES", "OUTSIDE"]
-    return [*header, "PROTECTED"], [_variant_cells(variant, most) for variant in info.variants]
+    header = ["RANK", "VARIANT", "DONE", "SCORE", *more, *_MEANS, "PROTECTED"]
+    return header, [_variant_cells(variant, most) for variant in info.variants]
 
 
 def _variant_cells(variant: VariantInfo, most: int) -> list[str]:
@@ -319,36 +317,19 @@ def _mean_cells(done: Sequence[ExperimentBranch]) -> list[str]:
     if not done:
         return ["-"] * 8
 
-    def mean(values: Sequence[float]) -> float:
-        return sum(values) / len(values)
+    def mean(name: str) -> float:
+        return statistics.fmean(getattr(one, name) for one in done)
 
     return [
-        f"{mean([one.seconds for one in done]):.1f} s",
-        f"{mean([one.calls for one in done]):.4g}",
-        f"{mean([sum(one.tokens) for one in done]):.6g}",
-        f"{mean([one.cost for one in done]):.4g}",
-        f"{mean([one.files for one in done]):.4g}",
-        f"{mean([one.lines for one in done]):.4g}",
-        f"{mean([one.outside for one in done]):.4g}",
+        f"{mean('seconds'):.1f} s",
+        f"{mean('calls'):.4g}",
+        f"{statistics.fmean(sum(one.tokens) for one in done):.6g}",
+        *(f"{mean(name):.4g}" for name in ("cost", "files", "lines", "outside")),
         str(sum(bool(one.protected) for one in done)),
     ]
 
 
 def _branch_rows(info: ExperimentInfo) -> tuple[Sequence[str], list[Sequence[str]]]:
-    header = [
-        "BRANCH",
-        "STATE",
-        "SCORE",
-        "PASSED",
-        "EXIT",
-        "TIME",
-        "CALLS",
-        "TOKENS",
-        "COST",
-        "FILES",
-        "LINES",
-        "OUTSIDE",
-    ]
     rows: list[Sequence[str]] = []
     for one in info.branches:
         done = one.state in (*FINAL, "stopped")
@@ -365,7 +346,7 @@ def _branch_rows(info: ExperimentInfo) -> tuple[Sequence[str], list[Sequence[str
                 printable(reason) or "-",
             ]
         )
-    return [*header, "ERROR OR PROTECTED"], rows
+    return ["BRANCH", "STATE", "SCORE", "PASSED", "EXIT", *_MEANS, "ERROR OR PROTECTED"], rows
 
 
 def _branch_name(one: ExperimentBranch) -> str:

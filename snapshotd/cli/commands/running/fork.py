@@ -205,6 +205,6 @@ def _child_json(child: QueuedFork) -> dict[str, Any]:
 
 
 def _variants(file: Path | None, single: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Label to keywords, as the client takes them: those of the file, then those of the options."""
+    """Return the client's keywords for each label: the variants of the file, then those of the options."""
     tables = add_options({}, single, Path()) if file is None else add_options(read_tables(file), single, file.parent)
     return {label: keywords(label, table) for label, table in tables.items()}

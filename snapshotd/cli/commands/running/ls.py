@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.text import ago, id_text, print_json, printable, status, table
+from snapshotd.cli.text import ago, id_text, print_ids, print_list, printable, status
 
 
 @declare("ls", examples=["snapshotd ls", "snapshotd ls -q", "snapshotd ls --json | jq '.[].id'"])
@@ -19,16 +19,14 @@ def command(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> N
     """
     client = connect(ctx)
     found = client.trajectories()
-    if as_json:
-        print_json(found)
+    if quiet and not as_json:
+        print_ids((item.id for item in found), full=no_trunc)
         return
-    if quiet:
-        for item in found:
-            click.echo(id_text(item.id, full=no_trunc))
-        return
-    images = {image.id: image.name for image in client.images()}
-    rows = [
-        (
+    images = {} if as_json else {image.id: image.name for image in client.images()}
+    print_list(
+        found,
+        ("TRAJECTORY", "NAME", "STATUS", "EXIT", "HEAD", "IMAGE", "RUNTIME", "CREATED", "FORKED FROM", "AGENT"),
+        lambda item: (
             id_text(item.id, full=no_trunc),
             item.name or "-",
             status(item.status),
@@ -39,7 +37,6 @@ def command(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> N
             ago(item.created_at),
             id_text(item.forked_from, full=no_trunc),
             printable(" ".join(item.agent.argv)) if item.agent else "-",
-        )
-        for item in found
-    ]
-    table(("TRAJECTORY", "NAME", "STATUS", "EXIT", "HEAD", "IMAGE", "RUNTIME", "CREATED", "FORKED FROM", "AGENT"), rows)
+        ),
+        as_json=as_json,
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.text import ago, id_text, print_json, printable, table
+from snapshotd.cli.text import ago, id_text, print_ids, print_json, printable, table
 from snapshotd.cli.values import complete_trajectory
 from snapshotd.client.results import CommandInfo, SandboxInfo
 
@@ -41,8 +41,7 @@ def command(ctx: click.Context, trajectory: str | None, quiet: bool, no_trunc: b
         print_json([_json(item) for item in found])
         return
     if quiet:
-        for item in found:
-            click.echo(id_text(item.trajectory.id, full=no_trunc))
+        print_ids((item.trajectory.id for item in found), full=no_trunc)
         return
     rows = [
         (
@@ -77,9 +76,7 @@ def _commands(found: list[CommandInfo], *, quiet: bool, no_trunc: bool, as_json:
         print_json(found)
         return
     if quiet:
-        for item in found:
-            if item.status == "running":
-                click.echo(id_text(item.id, full=no_trunc))
+        print_ids((item.id for item in found if item.status == "running"), full=no_trunc)
         return
     rows: list[tuple[str, ...]] = [
         (
@@ -87,7 +84,7 @@ def _commands(found: list[CommandInfo], *, quiet: bool, no_trunc: bool, as_json:
             item.status,
             "-" if item.exit_code is None else str(item.exit_code),
             ago(item.started_at),
-            "-" if item.snapshot is None else id_text(item.snapshot, full=no_trunc),
+            id_text(item.snapshot, full=no_trunc),
             _line(item, no_trunc),
         )
         for item in found

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import queue
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
-from snapshotd.cli.follow import note
+from snapshotd.cli.follow import catch_signals, note
 from snapshotd.cli.snapshots import report_snapshot
 from snapshotd.cli.values import Name, Seconds, complete_trajectory
 from snapshotd.cli.waiting import Wait, wait_option
@@ -71,7 +68,7 @@ def _show(client: Snapshotd, taken: SnapshotInfo, wait: Wait | None, *, as_json:
 
 def _again_and_again(client: Snapshotd, trajectory: str, every_s: float, wait: Wait | None, *, as_json: bool) -> int:
     newest, first = client.trajectory(trajectory).head, True
-    with _signals() as told:
+    with catch_signals() as caught:
         while True:
             try:
                 taken = client.take_snapshot(trajectory, if_changed=True, wait=wait or "captured")
@@ -86,7 +83,7 @@ def _again_and_again(client: Snapshotd, trajectory: str, every_s: float, wait: W
                     _show(client, taken, wait, as_json=as_json)
                 newest, first = taken.id, False
             try:
-                return 128 + told.get(timeout=every_s)
+                return 128 + caught.get(timeout=every_s)
             except queue.Empty:
                 pass
 
@@ -96,15 +93,3 @@ def _runs(client: Snapshotd, trajectory: str) -> bool:
         return client.trajectory(trajectory).status == "running"
     except NotFound:
         return False
-
-
-@contextmanager
-def _signals() -> Iterator[queue.SimpleQueue[int]]:
-    """Within the block, SIGINT and SIGTERM are put here."""
-    told = queue.SimpleQueue[int]()
-    before = {one: signal.signal(one, lambda number, _: told.put(number)) for one in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield told
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)

@@ -6,7 +6,7 @@ import click
 
 from snapshotd.api.access import AUDIT_MAX
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.text import print_json, printable, table
+from snapshotd.cli.text import print_list, printable
 from snapshotd.cli.values import Count
 
 
@@ -20,12 +20,10 @@ def command(ctx: click.Context, last: int, as_json: bool) -> None:
     daemon listens for other machines. Oldest first. With --json: an array of
     {"happened_at","caller","token_id","tenant","address","verb","operation","status"}.
     """
-    found = connect(ctx).audit(last=last)
-    if as_json:
-        print_json(found)
-        return
-    rows = [
-        (
+    print_list(
+        connect(ctx).audit(last=last),
+        ("TIME", "CALLER", "TENANT", "FROM", "STATUS", "VERB", "REQUEST"),
+        lambda one: (
             one.happened_at[:19],
             printable(one.caller or "-"),
             one.tenant or "(all)" if one.caller else "-",
@@ -33,7 +31,6 @@ def command(ctx: click.Context, last: int, as_json: bool) -> None:
             one.status,
             one.verb or "-",
             printable(one.operation),
-        )
-        for one in found
-    ]
-    table(("TIME", "CALLER", "TENANT", "FROM", "STATUS", "VERB", "REQUEST"), rows)
+        ),
+        as_json=as_json,
+    )

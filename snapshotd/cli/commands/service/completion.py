@@ -6,7 +6,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from snapshotd.cli.command import declare, json_option
-from snapshotd.cli.text import print_json
+from snapshotd.cli.text import print_answer
 
 
 @declare(
@@ -27,7 +27,4 @@ def command(ctx: click.Context, shell: str, as_json: bool) -> None:
     completer = get_completion_class(shell)
     assert completer is not None
     script = completer(ctx.find_root().command, {}, "snapshotd", "_SNAPSHOTD_COMPLETE").source()
-    if as_json:
-        print_json({"shell": shell, "script": script})
-    else:
-        click.echo(script)
+    print_answer({"shell": shell, "script": script}, script, as_json=as_json)

@@ -29,7 +29,7 @@ def command(ctx: click.Context) -> None:
 
 
 def _dial(client: Snapshotd) -> socket.socket:
-    """A connection to the daemon, which is started if it does not run."""
+    """Connect to the daemon, and start it if it does not run."""
     with contextlib.suppress(OSError):
         return _connect_once(client)
     client.version()
@@ -51,7 +51,7 @@ def _connect_once(client: Snapshotd) -> socket.socket:
 
 
 def _send(daemon: socket.socket) -> None:
-    """Until the client is gone, which ends both ways: it never ends one alone."""
+    """Send the client's bytes to the daemon. When the client is gone, both directions end: it never ends one alone."""
     with contextlib.suppress(OSError):
         while data := os.read(0, READ_BYTES):
             daemon.sendall(data)

@@ -3,18 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import click
 
 from snapshotd.api.stats import NodeStats
 from snapshotd.cli.command import connect, declare, declare_group, json_option
 from snapshotd.cli.text import print_json, printable, size, table
+from snapshotd.client.client import Snapshotd
+
+if TYPE_CHECKING:
+    from snapshotd.fleet.base import NodeID
 
 _database = click.option(
     "--database",
     metavar="URL",
     help="The fleet's PostgreSQL database, postgresql://user@host/name. Without it, the daemon is asked, which is a node.",
 )
+
+
+class _Database:
+    """The fleet's verbs on its database, as a client has them on a node."""
+
+    def __init__(self, url: str) -> None:
+        from snapshotd.fleet.opening import open_coordination  # only here: a driver of PostgreSQL
+
+        self._open = partial(open_coordination, url)
+
+    def fleet_status(self) -> Sequence[NodeStats]:
+        with self._open() as coordination:
+            return coordination.describe_nodes()
+
+    def drain_node(self, node: str, *, draining: bool) -> None:
+        with self._open() as coordination:
+            coordination.drain_node(cast("NodeID", node), draining=draining)
+
+    def forget_node(self, node: str) -> None:
+        from snapshotd.fleet.forgetting import forget_node
+
+        with self._open() as coordination:
+            forget_node(coordination.tables, cast("NodeID", node))
+
+
+def _choose_fleet(ctx: click.Context, database: str | None) -> Snapshotd | _Database:
+    return connect(ctx, autostart=False) if database is None else _Database(database)
 
 
 @declare_group("fleet")
@@ -44,18 +77,11 @@ def status(ctx: click.Context, database: str | None, as_json: bool) -> None:
     {"node","state","lease_s","trajectory_count","free_memory_bytes","starting_count","starting_max","unpublished_count",
     "architecture"}; state is "leased", "draining" or "lost" (its lease has run out: others may take its trajectories over).
     """
-    found: Sequence[NodeStats]
-    if database is None:
-        found = connect(ctx, autostart=False).fleet_status()
-    else:
-        from snapshotd.fleet.opening import open_coordination
-
-        with open_coordination(database) as coordination:
-            found = coordination.describe_nodes()
+    found = _choose_fleet(ctx, database).fleet_status()
     if as_json:
         print_json(found)
-        return
-    show_nodes(found)
+    else:
+        show_nodes(found)
 
 
 @declare(
@@ -75,14 +101,7 @@ def drain(ctx: click.Context, node: str, database: str | None, ends: bool, as_js
 
     The node is told at its next renewal. With --json: {"node","draining"}.
     """
-    if database is None:
-        connect(ctx, autostart=False).drain_node(node, draining=not ends)
-    else:
-        from snapshotd.fleet.base import NodeID
-        from snapshotd.fleet.opening import open_coordination
-
-        with open_coordination(database) as coordination:
-            coordination.drain_node(NodeID(node), draining=not ends)
+    _choose_fleet(ctx, database).drain_node(node, draining=not ends)
     if as_json:
         print_json({"node": node, "draining": not ends})
 
@@ -104,15 +123,7 @@ def forget(ctx: click.Context, node: str, database: str | None, as_json: bool) -
     It is refused while the node's lease runs, and while the node owns trajectories that other nodes can take over. With
     --json: {"node"}.
     """
-    if database is None:
-        connect(ctx, autostart=False).forget_node(node)
-    else:
-        from snapshotd.fleet.base import NodeID
-        from snapshotd.fleet.forgetting import forget_node
-        from snapshotd.fleet.opening import open_coordination
-
-        with open_coordination(database) as coordination:
-            forget_node(coordination.tables, NodeID(node))
+    _choose_fleet(ctx, database).forget_node(node)
     if as_json:
         print_json({"node": node})
 

@@ -8,7 +8,7 @@ import click
 
 from snapshotd.api.access import Scope, TokenInfo
 from snapshotd.cli.command import connect, declare, declare_group, json_option
-from snapshotd.cli.text import print_json, table
+from snapshotd.cli.text import print_answer, print_json, print_list
 from snapshotd.cli.values import Duration, Name
 from snapshotd.client.client import Snapshotd
 
@@ -54,11 +54,9 @@ def create(
     {"token","info":{token_id,name,scopes,tenant,created_at,expires_at,has_expired}}.
     """
     made = connect(ctx).create_token(name, scopes=scopes, tenant=tenant, expires_s=expires)
-    if as_json:
-        print_json({"token": made.token, "info": made.info})
-        return
-    click.echo(made.token)
-    click.echo("snapshotd: it is shown this once; `snapshotd login` on the other machine takes it", err=True)
+    print_answer({"token": made.token, "info": made.info}, made.token, as_json=as_json)
+    if not as_json:
+        click.echo("snapshotd: it is shown this once; `snapshotd login` on the other machine takes it", err=True)
 
 
 @declare("list", group=command, examples=["snapshotd token list"])
@@ -68,11 +66,8 @@ def list_(ctx: click.Context, as_json: bool) -> None:
 
     With --json: an array of {"token_id","name","scopes","tenant","created_at","expires_at","has_expired"}.
     """
-    found = connect(ctx).tokens()
-    if as_json:
-        print_json(found)
-    else:
-        table(("NAME", "ID", "SCOPES", "TENANT", "CREATED", "EXPIRES"), list(map(_row, found)))
+    header = ("NAME", "ID", "SCOPES", "TENANT", "CREATED", "EXPIRES")
+    print_list(connect(ctx).tokens(), header, _row, as_json=as_json)
 
 
 @declare("revoke", group=command, examples=["snapshotd token revoke laptop"])

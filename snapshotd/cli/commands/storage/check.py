@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import click
@@ -72,18 +73,9 @@ def _json(report: CheckInfo) -> dict[str, Any]:
         "packs": report.packs,
         "bytes_read": report.bytes_read,
         "damages": [_damage(item) for item in report.damages],
-        "unreadable": list(report.unreadable),
+        "unreadable": report.unreadable,
     }
 
 
 def _damage(item: DamageInfo) -> dict[str, Any]:
-    answer: dict[str, Any] = {
-        "pack": item.pack,
-        "object": item.object,
-        "what": item.what,
-        "snapshot": item.snapshot,
-        "path": None,
-    }
-    if item.path is not None:
-        answer.update(path_json(item.path))
-    return answer
+    return dataclasses.asdict(item) | ({} if item.path is None else path_json(item.path))

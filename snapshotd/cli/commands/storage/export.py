@@ -9,7 +9,7 @@ from typing import Literal
 import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
-from snapshotd.cli.follow import note
+from snapshotd.cli.follow import note, note_warnings
 from snapshotd.cli.github import GitHub, github_option
 from snapshotd.cli.langgraph import WORD, move
 from snapshotd.cli.progress import Meter
@@ -165,12 +165,12 @@ def command(
             )
             count, warnings = done.bytes, done.warnings
     if github is not None:
-        _tell(github, {"file": output, "bytes": count}, warnings)
+        github.outputs({"file": output, "bytes": count})
+        github.warn(warnings)
     if as_json:
         print_json({"file": output, "bytes": count, "warnings": list(warnings)})
         return 0
-    for warning in warnings:
-        note(f"warning: {warning}")
+    note_warnings(warnings)
     if output != "-":
         click.echo(f"{size(count)} in {click.format_filename(output)}", err=True)
     return 0
@@ -236,17 +236,11 @@ def _to_cache(
         )
     count, warnings = (0, ()) if done is None else (done.bytes, done.warnings)
     if github is not None:
-        _tell(github, {"key": key, "saved": done is not None, "bytes": count}, warnings)
+        github.outputs({"key": key, "saved": done is not None, "bytes": count})
+        github.warn(warnings)
     if as_json:
         print_json({"key": key, "saved": done is not None, "bytes": count, "warnings": list(warnings)})
         return 0
-    for warning in warnings:
-        note(f"warning: {warning}")
+    note_warnings(warnings)
     note(f"the key {key} has an entry, which stays as it is" if done is None else f"{size(count)} under the key {key}")
     return 0
-
-
-def _tell(github: GitHub, values: dict[str, object], warnings: tuple[str, ...]) -> None:
-    github.outputs(values)
-    for warning in warnings:
-        github.annotate("warning", warning)

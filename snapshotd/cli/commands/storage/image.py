@@ -6,7 +6,7 @@ import click
 
 from snapshotd.cli.command import connect, declare, declare_group, json_option
 from snapshotd.cli.follow import note
-from snapshotd.cli.text import ago, id_text, print_json, printable, size, table
+from snapshotd.cli.text import ago, id_text, print_answer, print_ids, print_json, print_list, printable, size
 from snapshotd.cli.values import Name, complete_image
 from snapshotd.client.results import ImageInfo
 
@@ -25,14 +25,14 @@ def command() -> None:
 @click.option("--name", type=Name(), help="Name of the image; else the recipe's.")
 @json_option
 @click.argument("recipe")
-def build(ctx: click.Context, recipe: str, name: str | None, as_json: bool) -> int:
+def build(ctx: click.Context, recipe: str, name: str | None, as_json: bool) -> None:
     """Build an image from a recipe.
 
     RECIPE is a folder, or one that comes with snapshotd: default (Python, pytest, git, a C compiler), node (Node.js and
     npm too), essential (the least of Debian), or minimal (this machine's own Python and shell, in seconds). An unchanged
     one is reused. With --json: the image.
     """
-    return _report_image(connect(ctx).build_image(recipe, name=name, progress=note), as_json)
+    _report_image(connect(ctx).build_image(recipe, name=name, progress=note), as_json)
 
 
 @declare(
@@ -47,13 +47,13 @@ def build(ctx: click.Context, recipe: str, name: str | None, as_json: bool) -> i
 @click.option("--name", type=Name(), help="Name of the image; else made from the source.")
 @json_option
 @click.argument("source")
-def import_(ctx: click.Context, source: str, name: str | None, as_json: bool) -> int:
+def import_(ctx: click.Context, source: str, name: str | None, as_json: bool) -> None:
     """Import an image.
 
     SOURCE is a folder, a tar of a root file system, a `docker save` or OCI archive, or the name of a Docker image. With
     --json: the image.
     """
-    return _report_image(connect(ctx).import_image(source, name=name, progress=note), as_json)
+    _report_image(connect(ctx).import_image(source, name=name, progress=note), as_json)
 
 
 @declare("ls", group=command, examples=["snapshotd image ls"])
@@ -66,24 +66,23 @@ def ls(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> None:
     With --json: an array.
     """
     found = connect(ctx).images()
-    if as_json:
-        print_json(found)
-    elif quiet:
-        for item in found:
-            click.echo(id_text(item.id, full=no_trunc))
-    else:
-        rows = [
-            (
-                item.name or "-",
-                id_text(item.id, full=no_trunc),
-                size(item.bytes),
-                str(item.file_count),
-                ago(item.created_at),
-                printable(item.source),
-            )
-            for item in found
-        ]
-        table(("NAME", "IMAGE", "SIZE", "FILES", "CREATED", "SOURCE"), rows, right=(2, 3))
+    if quiet and not as_json:
+        print_ids((item.id for item in found), full=no_trunc)
+        return
+    print_list(
+        found,
+        ("NAME", "IMAGE", "SIZE", "FILES", "CREATED", "SOURCE"),
+        lambda item: (
+            item.name or "-",
+            id_text(item.id, full=no_trunc),
+            size(item.bytes),
+            str(item.file_count),
+            ago(item.created_at),
+            printable(item.source),
+        ),
+        as_json=as_json,
+        right=(2, 3),
+    )
 
 
 @declare("rm", group=command, examples=["snapshotd image rm old"])
@@ -103,9 +102,5 @@ def rm(ctx: click.Context, images: tuple[str, ...], as_json: bool) -> None:
         print_json({"removed": list(images)})
 
 
-def _report_image(image: ImageInfo, as_json: bool) -> int:
-    if as_json:
-        print_json(image)
-    else:
-        click.echo(image.id)
-    return 0
+def _report_image(image: ImageInfo, as_json: bool) -> None:
+    print_answer(image, image.id, as_json=as_json)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
-from snapshotd.cli.follow import note
+from snapshotd.cli.follow import note, note_warnings
 from snapshotd.cli.github import GitHub, github_option
 from snapshotd.cli.langgraph import WORD, move
 from snapshotd.cli.progress import Meter
@@ -154,8 +154,7 @@ def _report_import(
     if github is not None:
         matched = {} if found is None else {"cache-hit": found.exact, "cache-matched-key": found.key}
         github.outputs({**matched, "trajectory": ids[0] if ids else "", "snapshots": done.snapshot_count})
-        for warning in done.warnings:
-            github.annotate("warning", warning)
+        github.warn(done.warnings)
     if as_json:
         answer: dict[str, Any] = {
             "trajectories": ids,
@@ -172,15 +171,14 @@ def _report_import(
         note(f"from the key {found.key}")
     if not done.snapshot_count:
         note("all snapshots of the bundle are here already; nothing was taken but tags that they lacked")
-    for warning in done.warnings:
-        note(f"warning: {warning}")
+    note_warnings(done.warnings)
     for each in ids:
         click.echo(each)
     return 0
 
 
 def _open(file: str) -> io.FileIO:
-    """Unbuffered, so that a thread stuck in a read holds no lock that the end of the process needs."""
+    """Open the bundle without a buffer: a thread stuck in a read then holds no lock that the end of the process needs."""
     if file == "-":
         if sys.stdin.isatty():
             refuse("a bundle does not come from a terminal; name a file, or send it through a pipe")

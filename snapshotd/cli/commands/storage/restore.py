@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.follow import note
+from snapshotd.cli.follow import note_warnings
 from snapshotd.cli.github import GitHub, github_option
 from snapshotd.cli.text import print_json, size
 from snapshotd.cli.values import complete_snapshot
@@ -32,13 +32,11 @@ def command(ctx: click.Context, snapshot: str, to: str, path: str, github: GitHu
     report = connect(ctx).restore(snapshot, to, path=path)
     if github is not None:
         github.outputs({"directory": to, "files": report.file_count, "bytes": report.bytes})
-        for warning in report.warnings:
-            github.annotate("warning", warning)
+        github.warn(report.warnings)
     if as_json:
         print_json(report)
         return
-    for warning in report.warnings:
-        note(f"warning: {warning}")
+    note_warnings(report.warnings)
     click.echo(
         f"{number_of(report.file_count, 'file')} and {number_of(report.directories, 'directory')}, {size(report.bytes)}, in {to}",
         err=True,
