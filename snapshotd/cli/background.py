@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import click
 
-from snapshotd.cli.command import refuse
-from snapshotd.cli.follow import BetweenLines, note
+from snapshotd.cli.command import join_options, refuse
+from snapshotd.cli.follow import BetweenLines, note, show_event
 from snapshotd.cli.text import printable
 from snapshotd.cli.values import Count, Name, Seconds
 from snapshotd.client.client import Snapshotd
@@ -23,7 +20,6 @@ from snapshotd.errors import SandboxFailed, SnapshotdError
 from snapshotd.terms import READY_TIMEOUT_S, RESTARTS_MAX, short
 
 _PIECE_BYTES = 64 << 10
-F = TypeVar("F", bound=Callable[..., Any])
 _NAMES = ("ready", "port", "ready_timeout", "required", "restarts")
 
 
@@ -31,8 +27,7 @@ def command_logs(client: Snapshotd, trajectory: str, ref: str, *, as_json: bool,
     """Show what a command has printed so far; with `following`, until it has ended."""
     found = client.command(trajectory, ref)
     events = client.command_events(found.trajectory, found.id, follow=following)
-    for _ in _shown(events, BetweenLines(), as_json=as_json):
-        pass
+    _show_events(events, BetweenLines(), as_json=as_json)
 
 
 def attach_command(
@@ -46,8 +41,7 @@ def attach_command(
     if source is not None:
         threading.Thread(target=_feed, args=(client, found, source), name="stdin", daemon=True).start()
     lines = BetweenLines()
-    for _ in _shown(events, lines, as_json=as_json):
-        pass
+    _show_events(events, lines, as_json=as_json)
     done = client.command(found.trajectory, found.id)
     if not quiet and not as_json:
         taken = "no snapshot" if done.snapshot is None else f"snapshot {short(done.snapshot)}"
@@ -57,7 +51,7 @@ def attach_command(
 
 
 def wait_for_command(client: Snapshotd, trajectory: str, ref: str) -> CommandInfo:
-    """The command when it has ended."""
+    """Wait until a command has ended, and return it."""
     found = client.command(trajectory, ref)
     for _ in client.command_events(found.trajectory, found.id):
         pass
@@ -65,7 +59,7 @@ def wait_for_command(client: Snapshotd, trajectory: str, ref: str) -> CommandInf
 
 
 def exit_code_of(done: CommandInfo) -> int:
-    """SandboxFailed: it is not known."""
+    """Return the exit code of a command that has ended. SandboxFailed: it is not known."""
     if done.exit_code is None:
         raise SandboxFailed(
             f"the exit code of command {short(done.id)} is not known: {done.error or 'its sandbox ended under it'}"
@@ -73,17 +67,10 @@ def exit_code_of(done: CommandInfo) -> int:
     return done.exit_code
 
 
-def _shown(events: Iterator[dict[str, Any]], lines: BetweenLines, *, as_json: bool) -> Iterator[dict[str, Any]]:
-    """The same events, each once it is on the terminal."""
+def _show_events(events: Iterator[dict[str, Any]], lines: BetweenLines, *, as_json: bool) -> None:
     for event in events:
-        if as_json:
-            click.echo(json.dumps(event))
-            sys.stdout.flush()
-        elif event["event"] == "output":
-            lines.output(event["stream"], base64.b64decode(event["data_b64"]))
-        elif event["event"] == "warning":
+        if not show_event(event, lines, as_json=as_json) and event["event"] == "warning":
             lines.line(f"snapshotd: {printable(event['message'])}", at_once=True)
-        yield event
 
 
 def _feed(client: Snapshotd, found: CommandInfo, source: Readable) -> None:
@@ -97,43 +84,39 @@ def _feed(client: Snapshotd, found: CommandInfo, source: Readable) -> None:
                 note(exc.message)
 
 
-def service_options(function: F) -> F:
-    """The options; `service_of` takes them."""
-    options = [
-        click.option(
-            "--service",
-            metavar="NAME",
-            type=Name(),
-            help="With --detach: a service, which comes back in forks, rewinds and starts of later snapshots.",
-        ),
-        click.option("--ready", metavar="CMD", help="The service is ready once this line of the shell succeeds there."),
-        click.option(
-            "--port",
-            metavar="PORT",
-            type=Count(1, 65535),
-            help="The service is ready once it listens there; `snapshotd port` takes its name.",
-        ),
-        click.option(
-            "--ready-timeout",
-            metavar="SECONDS",
-            type=Seconds(),
-            help=f"A service that is not ready after so long is ended.  [default: {READY_TIMEOUT_S:g}]",
-        ),
-        click.option("--required", is_flag=True, help="A sandbox does not start if the service does not come back."),
-        click.option(
-            "--restarts",
-            metavar="N",
-            type=Count(0, RESTARTS_MAX),
-            help="Start the service again when it has ended by itself, so often in one sandbox.  [default: 0]",
-        ),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
+service_options = join_options(
+    click.option(
+        "--service",
+        metavar="NAME",
+        type=Name(),
+        help="With --detach: a service, which comes back in forks, rewinds and starts of later snapshots.",
+    ),
+    click.option("--ready", metavar="CMD", help="The service is ready once this line of the shell succeeds there."),
+    click.option(
+        "--port",
+        metavar="PORT",
+        type=Count(1, 65535),
+        help="The service is ready once it listens there; `snapshotd port` takes its name.",
+    ),
+    click.option(
+        "--ready-timeout",
+        metavar="SECONDS",
+        type=Seconds(),
+        help=f"A service that is not ready after so long is ended.  [default: {READY_TIMEOUT_S:g}]",
+    ),
+    click.option("--required", is_flag=True, help="A sandbox does not start if the service does not come back."),
+    click.option(
+        "--restarts",
+        metavar="N",
+        type=Count(0, RESTARTS_MAX),
+        help="Start the service again when it has ended by itself, so often in one sandbox.  [default: 0]",
+    ),
+)
+"""The options of a service; `service_of` takes them."""
 
 
 def service_of(options: dict[str, Any]) -> ServiceOptions | None:
-    """Take the options out of a command's: the service, if the command is one."""
+    """Take the options of a service out of a command's. Returns the service; None: the command is none."""
     name = options.pop("service")
     given = {key: value for key in _NAMES if (value := options.pop(key)) not in (None, False)}
     if name is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from typing import Any
@@ -13,12 +12,12 @@ from snapshotd.cli.follow import RawOutput
 from snapshotd.cli.text import path_json, printable
 from snapshotd.client.results import ChangeInfo
 
-_LETTERS = {"added": ("A", "green"), "changed": ("M", "yellow"), "deleted": ("D", "red")}
+LETTERS = {"added": ("A", "green"), "changed": ("M", "yellow"), "deleted": ("D", "red")}
 
 
 def change_line(change: ChangeInfo) -> str:
     """`M /workspace/app.py`, in its colour."""
-    letter, colour = _LETTERS[change.change]
+    letter, colour = LETTERS[change.change]
     return click.style(f"{letter} {change_path(change)}", fg=colour)
 
 
@@ -62,14 +61,14 @@ _IN_PATCH = {b"+": "green", b"-": "red", b"@": "cyan"}
 def change_path(change: ChangeInfo) -> str:
     """The path with a mark of its kind, as `ls -F` has them."""
     entry = change.after or change.before
-    mark = {"directory": "/", "symlink": "@", "fifo": "|", "socket": "="}.get(entry.kind if entry else "", "")
-    return printable(change.path) + mark
+    return marked_path(change.path, entry.kind if entry else "")
+
+
+def marked_path(path: str, kind: str) -> str:
+    """The path with the mark of this kind."""
+    return printable(path) + {"directory": "/", "symlink": "@", "fifo": "|", "socket": "="}.get(kind, "")
 
 
 def change_json(change: ChangeInfo) -> dict[str, Any]:
     """{change,path,before,after}, and path_b64 for a path that is not UTF-8."""
-    answer: dict[str, Any] = {"change": change.change, **path_json(change.path)}
-    for side in ("before", "after"):
-        entry = getattr(change, side)
-        answer[side] = None if entry is None else dataclasses.asdict(entry)
-    return answer
+    return {"change": change.change, **path_json(change.path), "before": change.before, "after": change.after}

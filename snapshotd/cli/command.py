@@ -60,12 +60,12 @@ class ReaderGone(Exception):  # noqa: N818 - what happened, and no failure of ou
 
 
 def drop_output(stream: TextIO | None = None) -> None:
-    """From now on, standard output (or `stream`) is dropped: Python would fail again when it flushes at exit."""
+    """Drop standard output (or `stream`) from now on: Python would fail again when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
 
 
 def refuse_input(advice: str) -> None:
-    """UsageError when standard input has data that no program would read. A terminal is fine, and so is an input that
+    """Refuse standard input with data that no program would read (UsageError). A terminal is fine, and so is an input that
     is empty so far: a pipe that a job of CI or a service has inherited. `advice`: how to go on."""
     source = standard_input()
     if source is not None and waiting_bytes(source.fileno()):
@@ -96,8 +96,8 @@ def waiting_bytes(fd: int) -> int:
 
 
 def system_error(exc: OSError) -> SnapshotdError:
-    """The error to report when the system refuses: there is no room for our output, which is dropped from now on, or a
-    path of this machine cannot be used. Any other error is raised."""
+    """Return the error to report for one of the system. Output that finds no room is dropped from now on. An error about
+    neither our output nor a path of this machine is raised again."""
     path = None if exc.filename is None else os.fsdecode(exc.filename)
     if exc.errno in _FULL:
         if path is None:
@@ -193,13 +193,13 @@ class CliCommand(click.Command):
         except BrokenPipeError as exc:
             raise ReaderGone from exc  # before click sees it, which would end with its own exit code
         except click.UsageError as exc:
-            raise self._told(ctx, usage_error(exc, ctx)) from exc
+            raise self._annotate_failure(ctx, usage_error(exc, ctx)) from exc
         except SnapshotdError as exc:
-            raise self._told(ctx, exc) from exc
+            raise self._annotate_failure(ctx, exc) from exc
         except OSError as exc:
-            raise self._told(ctx, system_error(exc)) from exc
+            raise self._annotate_failure(ctx, system_error(exc)) from exc
 
-    def _told(self, ctx: click.Context, error: SnapshotdError) -> Failure:
+    def _annotate_failure(self, ctx: click.Context, error: SnapshotdError) -> Failure:
         step: GitHub | None = ctx.params.get("github")
         if step is not None:
             step.annotate("error", error.message, title=ctx.command_path)
@@ -225,9 +225,37 @@ class CliCommand(click.Command):
                     formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
 
-def declare(name: str, *, examples: Sequence[str], **attrs: Any) -> Callable[[Callable[..., Any]], CliCommand]:
-    """Declare a command of ours. Its docstring's first line is its line in `snapshotd --help`."""
-    return click.command(name, examples=examples, **{"cls": CliCommand, **attrs})
+def declare(
+    name: str, *, examples: Sequence[str], group: click.Group | None = None, **attrs: Any
+) -> Callable[[Callable[..., Any]], CliCommand]:
+    """Declare a command of ours. The function gets click's context first, and returns the exit code; None is 0. The first line of its
+    docstring is the command's line in `snapshotd --help`."""
+
+    make: Any = click.command(name, examples=examples, **{"cls": CliCommand, **attrs})
+
+    def add(function: Callable[..., Any]) -> CliCommand:
+        command: CliCommand = make(click.pass_context(function))
+        if group is not None:
+            group.add_command(command)
+        return command
+
+    return add
+
+
+def declare_group(name: str) -> Callable[[Callable[..., Any]], CliGroup]:
+    """Declare a command that only has commands below it; `declare` adds them."""
+    return click.group(name, cls=CliGroup, context_settings=CONTEXT_SETTINGS)
+
+
+def join_options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Make one decorator of several, which `--help` lists in this order."""
+
+    def add(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
 
 
 def global_options() -> list[click.Option]:
@@ -260,18 +288,16 @@ def global_options() -> list[click.Option]:
     ]
 
 
-def json_option(function: F) -> F:
-    """--json, as the parameter `as_json`."""
+def _remember_json(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
+    if value:
+        ctx.meta[_JSON] = True
+    return value
 
-    def remember(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
-        if value:
-            ctx.meta[_JSON] = True
-        return value
 
-    option = click.option(
-        "--json", "as_json", is_flag=True, is_eager=True, callback=remember, help="Print JSON on standard output."
-    )
-    return option(function)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, is_eager=True, callback=_remember_json, help="Print JSON on standard output."
+)
+"""--json, as the parameter `as_json`."""
 
 
 def wants_json(ctx: click.Context) -> bool:
@@ -279,7 +305,7 @@ def wants_json(ctx: click.Context) -> bool:
 
 
 def keep_apart(ctx: click.Context, words: list[str]) -> None:
-    """These are another program's words: `after_dashes` gives them."""
+    """Keep the words of another program, which `after_dashes` returns."""
     ctx.meta[_AFTER] = words
 
 
@@ -290,7 +316,7 @@ def after_dashes(ctx: click.Context) -> list[str] | None:
 
 
 def connect(ctx: click.Context, *, autostart: bool = True) -> Snapshotd:
-    """The daemon that the options and the environment name."""
+    """Make a client of the daemon that the options and the environment name."""
     from snapshotd.client.client import Snapshotd  # 40 ms that `--help` does not need
 
     isolation = ctx.params.get("isolation")
@@ -298,7 +324,7 @@ def connect(ctx: click.Context, *, autostart: bool = True) -> Snapshotd:
 
 
 def connect_async(ctx: click.Context) -> AsyncSnapshotd:
-    """The same for asyncio."""
+    """Make the asynchronous client of that daemon."""
     from snapshotd.client.aio.client import AsyncSnapshotd
 
     return AsyncSnapshotd(ctx.meta.get(_STATE_DIR), ctx.meta.get(_SOCKET), isolation=ctx.params.get("isolation"))

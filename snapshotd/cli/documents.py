@@ -53,12 +53,12 @@ def messages_of(value: Any, what: str) -> list[tuple[str, Any]]:
     return [(item["role"], item["content"]) for item in value]
 
 
-def in_short(value: Any) -> str:
+def short_json(value: Any) -> str:
     """The beginning of a value, safe to show, on one line."""
-    return shortened(printable(json.dumps(value, ensure_ascii=False)))
+    return shorten(printable(json.dumps(value, ensure_ascii=False)))
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     return text if len(text) <= _SHORT_CHARS else f"{text[: _SHORT_CHARS - 1]}…"
 
 

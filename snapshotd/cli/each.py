@@ -37,8 +37,8 @@ Run = Callable[[list[str], dict[str, Any]], ExecInfo]
 
 
 class TypedInput:
-    """The input of one command: what is typed while it runs, and not what is typed for the next one. `read` from one
-    thread, `end` from another."""
+    """The input of one command: keys that are typed while it runs, not those for the next command. One thread reads,
+    another ends it."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -65,7 +65,7 @@ class EachShell:
         """The snapshot before the first line, and the one after each line that was not taken back."""
         self._count = 0
         self._kept = [0]
-        """The number of the state that belongs to each of them."""
+        """Number of the shell's state at each of these snapshots."""
         self._code = 0
 
     def work(self, *, typed: bool) -> int:
@@ -144,14 +144,14 @@ class EachShell:
             text += read.rstrip("\n")
             if not text.strip() or text.lstrip().startswith("#"):
                 text = ""
-            elif unfinished(text):
+            elif is_unfinished(text):
                 text += "\n"
             else:
                 yield text
                 text = ""
 
 
-def unfinished(text: str) -> bool:
+def is_unfinished(text: str) -> bool:
     """True if a shell would read on after this text: a quote or a loop is open. It is parsed, not run."""
     if text.endswith("\\") and not text.endswith("\\\\"):
         return True
@@ -161,8 +161,8 @@ def unfinished(text: str) -> bool:
 
 
 @contextlib.contextmanager
-def editing() -> Iterator[None]:
-    """Lines that are typed can be edited, and earlier ones found again."""
+def enable_editing() -> Iterator[None]:
+    """Let a person edit the lines that they type, and find earlier ones again."""
     with contextlib.suppress(ImportError):  # Python can be built without it
         import readline
 

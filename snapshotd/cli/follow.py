@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import queue
 import signal
 import sys
 import threading
@@ -18,15 +19,16 @@ from typing import Any, TextIO
 import click
 
 from snapshotd.cli.command import drop_output
-from snapshotd.cli.taken import counted
+from snapshotd.cli.snapshots import wait_for_counts
 from snapshotd.cli.text import printable, snapshot_line
-from snapshotd.cli.waiting import Wait, settled
+from snapshotd.cli.waiting import Wait, wait_for_head
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import FileCounts
 from snapshotd.errors import BY_CODE, DaemonUnavailable, SandboxFailed, SnapshotdError, UsageError
 from snapshotd.terms import number_of, short
 
 INTERRUPTED = 128 + signal.SIGINT
+_PATIENCE_S = 3.0
 _CLEAR = "\x1b[K"
 """Clears a terminal's line from here on."""
 
@@ -46,8 +48,7 @@ class RawOutput:
 
 
 class BetweenLines:
-    """Our lines on standard error, between the lines of a program whose output is shown beside them: none of ours comes in
-    the middle of one of theirs."""
+    """Writes our lines on standard error between the lines of a program's output, and none in the middle of one."""
 
     def __init__(self) -> None:
         self._raw = RawOutput()
@@ -55,15 +56,15 @@ class BetweenLines:
         """Streams of the program that go where our lines go."""
         self._within = False
         """A line of theirs has begun there."""
-        self._waiting: list[str] = []
+        self._add_state: list[str] = []
 
     def output(self, stream: str, data: bytes) -> None:
-        """Write what the program has printed, and behind the end of its line the lines that wait for it. BrokenPipeError
-        as `RawOutput.write`."""
+        """Write the program's output, and at the end of its line the lines of ours that wait for it. BrokenPipeError as
+        `RawOutput.write`."""
         if stream not in self._beside:
             self._raw.write(stream, data)
             return
-        if self._waiting and b"\n" in data:
+        if self._add_state and b"\n" in data:
             end = data.index(b"\n") + 1
             self._raw.write(stream, data[:end])
             self._within = False
@@ -75,13 +76,13 @@ class BetweenLines:
 
     def line(self, text: str, *, at_once: bool = False) -> None:
         """Write a line of ours where the present one of theirs has ended; `at_once`: below it."""
-        self._waiting.append(text)
+        self._add_state.append(text)
         if at_once or not self._within:
             self.end()
 
     def end(self) -> None:
         """Write all lines that wait, below what has been printed so far."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._add_state = self._add_state, []
         if waiting and self._within:
             click.echo(err=True)
             self._within = False
@@ -97,8 +98,7 @@ def _one_place(a: TextIO, b: TextIO) -> bool:
 
 
 class Interruption:
-    """While it is entered, SIGINT and SIGTERM stop the run once, from a thread beside, and the second one quits at
-    once."""
+    """Within its block, the first SIGINT or SIGTERM stops the run, in a thread of its own; a second one leaves at once."""
 
     def __init__(self, client: Snapshotd, trajectory: str) -> None:
         self._client = client
@@ -130,10 +130,22 @@ class Interruption:
 
 
 @contextlib.contextmanager
-def patience(seconds: float = 3.0) -> Iterator[None]:
-    """Explain a long start: print the likely reason."""
+def catch_signals() -> Iterator[queue.SimpleQueue[int]]:
+    """Within the block, SIGINT and SIGTERM do nothing but come into this queue."""
+    caught = queue.SimpleQueue[int]()
+    before = {one: signal.signal(one, lambda number, _: caught.put(number)) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+@contextlib.contextmanager
+def patience() -> Iterator[None]:
+    """Print the likely reason when the block takes long."""
     timer = threading.Timer(
-        seconds,
+        _PATIENCE_S,
         lambda: note(
             "still starting; what is used for the first time, such as an agent's packages, is made now, which can take a minute"
         ),
@@ -147,8 +159,13 @@ def patience(seconds: float = 3.0) -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """One line for people on standard error."""
+    """Print one line for people on standard error."""
     click.echo(f"snapshotd: {printable(text)}", err=True)
+
+
+def note_warnings(warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        note(f"warning: {warning}")
 
 
 def follow(
@@ -162,9 +179,9 @@ def follow(
     replay = ReplayLine()
     events = client.events(trajectory, on_lost=None if quiet else lambda: _tell_lost(replay))
     if as_json or not quiet:
-        events = _counted(client, trajectory, events)
+        events = _add_counts(client, trajectory, events)
     if wait is not None:
-        events = _waiting(events, client, trajectory, wait)
+        events = _add_state(events, client, trajectory, wait)
     if not stop_on_interrupt:
         return _show(events, trajectory, replay, as_json=as_json, quiet=quiet)
     with Interruption(client, trajectory) as interruption:
@@ -176,9 +193,9 @@ def follow(
     return code if interruption.signal is None else 128 + interruption.signal
 
 
-def _counted(client: Snapshotd, trajectory: str, events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The same with the changed files of snapshots, which are told before these are counted. Where the daemon does not
-    keep up with its agent, and where it is away, no line waits for them."""
+def _add_counts(client: Snapshotd, trajectory: str, events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Add the counts of changed files to the events of snapshots, which come before the daemon has counted. No line waits for
+    them once the daemon did not keep up with its agent, or while it is away."""
     known: dict[str, FileCounts] | None = None
     waits = True
     for event in events:
@@ -189,7 +206,7 @@ def _counted(client: Snapshotd, trajectory: str, events: Iterable[dict[str, Any]
                 files = known.get(event["id"])
                 if files is None:
                     taken = client.snapshot(event["id"])
-                    files = (counted(client, taken) if waits else taken).files
+                    files = (wait_for_counts(client, taken) if waits else taken).files
                     waits = files is not None
                 event = {**event, "files": None if files is None else dataclasses.asdict(files)}
         yield event
@@ -200,29 +217,28 @@ def _tell_lost(replay: ReplayLine) -> None:
     note("the daemon went away; following its successor")
 
 
-def _waiting(
+def _add_state(
     events: Iterator[dict[str, Any]], client: Snapshotd, trajectory: str, wait: Wait
 ) -> Iterator[dict[str, Any]]:
     for event in events:
-        yield {**event, "state": settled(client, trajectory, wait)} if event["event"] == "finished" else event
+        yield {**event, "state": wait_for_head(client, trajectory, wait)} if event["event"] == "finished" else event
 
 
 class ReplayLine:
-    """The calls that a resumed program gets from the journal: one line that counts them on a terminal, and one when
-    they are over."""
+    """Counts the calls that a resumed program gets from the journal: in one line on a terminal, and in one at their end."""
 
     def __init__(self) -> None:
         self._count = 0
-        self._shown = False
+        self._show_events = False
 
     def line(self, event: dict[str, Any]) -> str | None:
-        """The line to print for an event: none for a replayed call; the number of replayed calls when the program is
+        """Return the line to print for an event: None for a replayed call; the number of replayed calls once the program is
         live or has ended."""
         if event["event"] == "replayed":
             self._count += 1
             if sys.stderr.isatty():
                 click.echo(f"\r{_CLEAR}↻ {number_of(self._count, 'call')} replayed", err=True, nl=False)
-                self._shown = True
+                self._show_events = True
             return None
         self.clear()
         count, self._count = (event["replayed"] if event["event"] == "live" else self._count), 0
@@ -232,21 +248,21 @@ class ReplayLine:
 
     def clear(self) -> None:
         """Make room on the terminal for something else."""
-        if self._shown:
+        if self._show_events:
             click.echo(f"\r{_CLEAR}", err=True, nl=False)
-            self._shown = False
+            self._show_events = False
 
 
 def _show(events: Iterable[dict[str, Any]], trajectory: str, replay: ReplayLine, *, as_json: bool, quiet: bool) -> int:
-    return end_of_run(_shown(events, replay, as_json=as_json, quiet=quiet), trajectory)
+    return end_of_run(_show_events(events, replay, as_json=as_json, quiet=quiet), trajectory)
 
 
 def logs(client: Snapshotd, trajectory: str, *, as_json: bool, following: bool) -> None:
     """Show what a run has printed so far; with `following`, until it has finished."""
     events = client.events(trajectory, follow=following)
     if as_json:
-        events = _counted(client, trajectory, events)
-    if not sum(1 for _ in _shown(events, ReplayLine(), as_json=as_json, quiet=True)):
+        events = _add_counts(client, trajectory, events)
+    if not sum(1 for _ in _show_events(events, ReplayLine(), as_json=as_json, quiet=True)):
         raise _no_agent(trajectory)
 
 
@@ -258,7 +274,7 @@ def _no_agent(trajectory: str) -> UsageError:
 
 
 def end_of_run(events: Iterable[dict[str, Any]], trajectory: str) -> int:
-    """Take a run's events to their end. Returns its agent's exit code; an error when it has none, or never ran."""
+    """Read a run's events to their end. Returns the agent's exit code. An error: it has none, or no agent ever ran."""
     seen, warning = False, None
     for event in events:
         seen = True
@@ -274,24 +290,32 @@ def end_of_run(events: Iterable[dict[str, Any]], trajectory: str) -> int:
     )
 
 
-def _shown(
+def _show_events(
     events: Iterable[dict[str, Any]], replay: ReplayLine, *, as_json: bool, quiet: bool
 ) -> Iterator[dict[str, Any]]:
-    """The same events, each once it is on the terminal."""
+    """Show the events, and yield each once it is on the terminal."""
     lines = BetweenLines()
     for event in events:
-        if as_json:
-            click.echo(json.dumps(event))
-            sys.stdout.flush()
-        elif event["event"] == "output":
+        if event["event"] == "output":
             replay.clear()
-            lines.output(event["stream"], base64.b64decode(event["data_b64"]))
-        elif not quiet or "left_out_bytes" in event:
+        if not show_event(event, lines, as_json=as_json) and (not quiet or "left_out_bytes" in event):
             for line in (replay.line(event), _line(event)):
                 if line:
                     lines.line(line, at_once=event["event"] in ("approval", "finished"))
         yield event
     lines.end()
+
+
+def show_event(event: dict[str, Any], lines: BetweenLines, *, as_json: bool) -> bool:
+    """Print an event as JSON, or the output that it carries. False: it has to be told in another way."""
+    if as_json:
+        click.echo(json.dumps(event))
+        sys.stdout.flush()
+    elif event["event"] == "output":
+        lines.output(event["stream"], base64.b64decode(event["data_b64"]))
+    else:
+        return False
+    return True
 
 
 def _line(event: dict[str, Any]) -> str | None:
@@ -321,20 +345,20 @@ def _line(event: dict[str, Any]) -> str | None:
         code = event["exit_code"]
         how = event.get("status", "finished") if code is None else f"exit code {code}"
         state = f", {event['state']}" if "state" in event else ""
-        reused = _reused(event["reuse"]) if "reuse" in event else ""
+        reused = _reuse_text(event["reuse"]) if "reuse" in event else ""
         taken = number_of(event["snapshot_count"], "snapshot")
         return f"■ {how}, {taken}{reused}{state}; `snapshotd log {short(event['trajectory'])}` lists them"
     return None
 
 
-def _reused(count: dict[str, int]) -> str:
+def _reuse_text(count: dict[str, int]) -> str:
     replies = f", {count['replies']} of {count['replies_of']} replies" if "replies" in count else ""
     return f", reused {count['calls']} of {count['of']} calls{replies}"
 
 
 def _exit_code(event: dict[str, Any], trajectory: str, warning: dict[str, Any] | None) -> int:
-    """The agent's. An agent that ended well in a run that did not (it has diverged, and caught the error) is a failure
-    of the run."""
+    """Return the agent's exit code. It is an error when the run failed although the agent ended well: a program may diverge, and
+    catch the error."""
     code = event["exit_code"]
     if code == 0 and event.get("status") == "interrupted" and warning is not None:
         kind = BY_CODE.get(warning["code"], SandboxFailed)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from snapshotd.cli.taken import snapshot_json
-from snapshotd.cli.text import file_counts, fitted, print_json, printable, shown_id
+from snapshotd.cli.snapshots import snapshot_json
+from snapshotd.cli.text import file_counts, fit_text, id_text, print_json, printable
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import SnapshotInfo, TrajectoryInfo
 from snapshotd.terms import main_argument
@@ -24,7 +24,7 @@ _INDENT = 4
 
 
 def show_forest(client: Snapshotd, ref: str | None = None, *, full: bool, as_json: bool) -> None:
-    """All trajectories, or those that have an origin in common with one. `full`: whole ids."""
+    """Print all trajectories as a forest, or only the tree that the trajectory `ref` is in. `full`: whole ids."""
     trajectories = client.trajectories()
     snapshots: dict[str, list[SnapshotInfo]] = defaultdict(list)
     for item in client.all_snapshots():
@@ -44,7 +44,7 @@ def show_forest(client: Snapshotd, ref: str | None = None, *, full: bool, as_jso
 
 
 def _origins(trajectories: list[TrajectoryInfo], snapshots: dict[str, list[SnapshotInfo]]) -> dict[str, str]:
-    """Trajectory to the one that its tree begins with."""
+    """Map each trajectory to the one that its tree begins with."""
     owners = {item.id: line for line, taken in snapshots.items() for item in taken}
     origins: dict[str, str] = {}
     for item in trajectories:  # oldest first: whatever a fork began at is known already
@@ -63,9 +63,9 @@ def _draw(trajectories: list[TrajectoryInfo], snapshots: dict[str, list[Snapshot
     nodes: dict[str, Tree] = {}
     roots: list[Tree] = []
     for item in trajectories:  # oldest first: whatever a fork began at has its node already
-        label = Text.assemble((item.name or shown_id(item.id, full=full), "bold"), f"  {item.status}", style="")
+        label = Text.assemble((item.name or id_text(item.id, full=full), "bold"), f"  {item.status}", style="")
         if item.name:
-            label.append(f"  {shown_id(item.id, full=full)}", style="dim")
+            label.append(f"  {id_text(item.id, full=full)}", style="dim")
         parent = nodes.get(item.forked_from or "")
         if parent is None:
             tree = Tree(label)
@@ -85,12 +85,12 @@ def _draw(trajectories: list[TrajectoryInfo], snapshots: dict[str, list[Snapshot
 
 
 def _labels(line: list[SnapshotInfo], indent: int, full: bool) -> list[Text]:
-    """The snapshots of one trajectory, in columns; the last one is fitted."""
+    """Return a label for each snapshot of one trajectory, in columns; the last column is cut to the terminal."""
     from rich.text import Text
 
     rows = [
         (
-            (f"{item.seq} {shown_id(item.id, full=full)}", ""),
+            (f"{item.seq} {id_text(item.id, full=full)}", ""),
             (printable(item.tool.name), ""),
             (item.tool.status, "green" if item.tool.status == "done" else "red"),
             (file_counts(item.files), ""),
@@ -106,7 +106,7 @@ def _labels(line: list[SnapshotInfo], indent: int, full: bool) -> list[Text]:
         for (text, style), width in zip(row, widths, strict=True):
             if width:
                 label.append(text, style=style).append(" " * (width - len(text) + 2))
-        label.append(fitted(main_argument(item.tool.arguments), indent + len(label.plain)), style="dim")
+        label.append(fit_text(main_argument(item.tool.arguments), indent + len(label.plain)), style="dim")
         label.rstrip()
         labels.append(label)
     return labels

@@ -6,33 +6,18 @@ runner reads. Values come out of sandboxes, so none can end its line or its bloc
 
 from __future__ import annotations
 
+import html
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import click
 
-from snapshotd.cli.command import F
 from snapshotd.config import read_variables
 from snapshotd.errors import UsageError
 
 Level = Literal["notice", "warning", "error"]
 _ANNOTATION_CHARS = 4000
-
-
-def github_option(function: F) -> F:
-    """--github, as the parameter `github`: None without it."""
-
-    def made(_ctx: click.Context, _param: click.Parameter, value: bool) -> GitHub | None:
-        return GitHub() if value else None
-
-    option = click.option(
-        "--github",
-        is_flag=True,
-        callback=made,
-        help="In a step of GitHub Actions: write its outputs and summary, and annotate failures.",
-    )
-    return option(function)
 
 
 class GitHub:
@@ -50,12 +35,18 @@ class GitHub:
             lines.append(f"{name}<<{mark}\n{text}\n{mark}\n")
         _append(self._outputs, "".join(lines))
 
+    def warn(self, warnings: Iterable[str]) -> None:
+        for warning in warnings:
+            self.annotate("warning", warning)
+
     def summary(self, heading: str, rows: Mapping[str, object], detail: str = "") -> None:
         """A heading, a table of two columns, and a text that is folded in."""
         text = f"### {_cell(heading)}\n\n|  |  |\n|---|---|\n"
         text += "".join(f"| {_cell(name)} | {_cell(str(value))} |\n" for name, value in rows.items())
         if detail:
-            text += f"\n<details><summary>Output</summary>\n\n<pre>{_html(detail)}</pre>\n</details>\n"
+            text += (
+                f"\n<details><summary>Output</summary>\n\n<pre>{html.escape(detail, quote=False)}</pre>\n</details>\n"
+            )
         _append(self._summary, text + "\n")
 
     def annotate(self, level: Level, message: str, **where: str | None) -> None:
@@ -63,6 +54,15 @@ class GitHub:
         named = ",".join(f"{name}={_property(value)}" for name, value in where.items() if value)
         text = message[:_ANNOTATION_CHARS].encode(errors="backslashreplace").decode()
         click.echo(f"::{level}{' ' if named else ''}{named}::{_data(text)}", err=True)
+
+
+github_option = click.option(
+    "--github",
+    is_flag=True,
+    callback=lambda _ctx, _param, value: GitHub() if value else None,
+    help="In a step of GitHub Actions: write its outputs and summary, and annotate failures.",
+)
+"""--github, as the parameter `github`: None without it."""
 
 
 def _file(name: str) -> str:
@@ -88,12 +88,8 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def _html(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
 def _cell(text: str) -> str:
-    escaped = _html(" ".join(text.split()))
+    escaped = html.escape(" ".join(text.split()), quote=False)
     for sign in "\\`*_[]|~":
         escaped = escaped.replace(sign, f"\\{sign}")
     return escaped

@@ -1,12 +1,11 @@
-"""Progress of long work on standard error: a bar if it is a terminal, else lines; of lines that only count, some and
-the last."""
+"""Progress of long work on standard error: a bar on a terminal, else lines. Among lines that only count, some are
+left out, never the last."""
 
 from __future__ import annotations
 
 import re
 import sys
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from snapshotd.cli.follow import note
@@ -42,9 +41,7 @@ class Meter:
             self._task = self._bar.add_task(self._title, total=self._total_bytes, detail="")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -63,8 +60,8 @@ class Meter:
             self._bar.update(self._task, completed=min(done, total), total=total)
         self._bar.update(self._task, description=printable(text))
 
-    def moved(self, count: int) -> None:
-        """Total number of bytes moved so far."""
+    def show_bytes(self, count: int) -> None:
+        """Show the number of bytes that have been moved so far."""
         if self._bar is None or self._task is None:
             return
         if self._total_bytes is not None:

@@ -3,44 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from snapshotd.cli.command import join_options
 from snapshotd.cli.text import size
 from snapshotd.cli.values import Count, Duration, Size
 from snapshotd.client.results import Policy
 from snapshotd.terms import duration
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def retention_options(function: F) -> F:
-    """The rules; `policy_of` makes a policy of them."""
-    options = [
-        click.option("--keep-last", metavar="N", type=Count(0), help="Keep the newest N of each trajectory."),
-        click.option(
-            "--keep-within", metavar="TIME", type=Duration(), help="Keep those younger than this: 12h, 7d, 4w."
-        ),
-        click.option(
-            "--keep-every", metavar="K", type=Count(1), help="Keep milestones: every K-th of each trajectory."
-        ),
-        click.option(
-            "--keep-failed",
-            metavar="N",
-            type=Count(1),
-            help="Keep the newest N whose tool call failed, of each trajectory.",
-        ),
-        click.option(
-            "--max-size",
-            metavar="SIZE",
-            type=Size(),
-            help="Of what the rules keep, drop the oldest until the repository fits: 10g.",
-        ),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
+retention_options = join_options(
+    click.option("--keep-last", metavar="N", type=Count(0), help="Keep the newest N of each trajectory."),
+    click.option("--keep-within", metavar="TIME", type=Duration(), help="Keep those younger than this: 12h, 7d, 4w."),
+    click.option("--keep-every", metavar="K", type=Count(1), help="Keep milestones: every K-th of each trajectory."),
+    click.option(
+        "--keep-failed",
+        metavar="N",
+        type=Count(1),
+        help="Keep the newest N whose tool call failed, of each trajectory.",
+    ),
+    click.option(
+        "--max-size",
+        metavar="SIZE",
+        type=Size(),
+        help="Of what the rules keep, drop the oldest until the repository fits: 10g.",
+    ),
+)
+"""The rules; `policy_of` makes a policy of them."""
 
 
 def policy_of(options: dict[str, Any]) -> Policy | None:
@@ -57,15 +47,11 @@ def policy_of(options: dict[str, Any]) -> Policy | None:
 
 def rules(policy: Policy) -> list[tuple[str, str]]:
     """The rules of a policy as options and their values."""
-    found = []
-    if policy.keep_last is not None:
-        found.append(("--keep-last", str(policy.keep_last)))
-    if policy.keep_within_s is not None:
-        found.append(("--keep-within", duration(policy.keep_within_s)))
-    if policy.keep_every is not None:
-        found.append(("--keep-every", str(policy.keep_every)))
-    if policy.keep_failed is not None:
-        found.append(("--keep-failed", str(policy.keep_failed)))
-    if policy.max_bytes is not None:
-        found.append(("--max-size", size(policy.max_bytes)))
-    return found
+    given: tuple[tuple[str, Any, Callable[[Any], str]], ...] = (
+        ("--keep-last", policy.keep_last, str),
+        ("--keep-within", policy.keep_within_s, duration),
+        ("--keep-every", policy.keep_every, str),
+        ("--keep-failed", policy.keep_failed, str),
+        ("--max-size", policy.max_bytes, size),
+    )
+    return [(option, text(value)) for option, value, text in given if value is not None]

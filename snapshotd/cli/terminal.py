@@ -28,17 +28,17 @@ def size() -> tuple[int, int]:
 
 
 @contextmanager
-def lent() -> Iterator[Terminal]:
+def lend_terminal() -> Iterator[Terminal]:
     """The terminal for a command. If standard input is one, it is raw inside: Ctrl-C reaches the command, not us."""
     terminal = Terminal(*size())
     fd = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
     before = None if fd is None else termios.tcgetattr(fd)
 
-    def changed(*_: object) -> None:
+    def pass_size(*_: object) -> None:
         # The handler interrupts the thread that may be sending just now.
         threading.Thread(target=lambda: terminal.resize(*size()), name="resize", daemon=True).start()
 
-    handler = signal.signal(signal.SIGWINCH, changed)
+    handler = signal.signal(signal.SIGWINCH, pass_size)
     try:
         if fd is not None:
             tty.setraw(fd, termios.TCSADRAIN)  # keys that were pressed before count

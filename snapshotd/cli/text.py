@@ -8,14 +8,15 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import click
 
 from snapshotd.terms import SECONDS, number_of, short
 
+T = TypeVar("T")
 _REST_CHARS, _REST_LEAST_CHARS = 60, 10
 """How much of a call is shown where there is no terminal, and on one of any width."""
 
@@ -25,24 +26,28 @@ def printable(text: str) -> str:
     bidi marks)."""
     if text.isprintable():
         return text
-    return "".join(ch if ch.isprintable() else _escaped(ch) for ch in text)
+    return "".join(ch if ch.isprintable() else _escape(ch) for ch in text)
 
 
-def _escaped(ch: str) -> str:
+def _escape(ch: str) -> str:
     code = ord(ch)
     if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8, as os.fsdecode hands it on
         return f"\\x{code - 0xDC00:02x}"
     return ch.encode("unicode_escape").decode()
 
 
+def bytes_json(name: str, data: bytes) -> dict[str, str]:
+    """Bytes for JSON: the member `name` as text, and `NAME_b64` for bytes that are not UTF-8."""
+    text = data.decode(errors="replace")
+    return {name: text} if text.encode() == data else {name: text, f"{name}_b64": base64.b64encode(data).decode()}
+
+
 def path_json(path: str) -> dict[str, str]:
-    """A sandbox path for JSON: `path` as text, and `path_b64` where that has lost a byte."""
-    raw = os.fsencode(path)
-    text = raw.decode(errors="replace")
-    return {"path": text} if text.encode() == raw else {"path": text, "path_b64": base64.b64encode(raw).decode()}
+    """A sandbox path for JSON, as `bytes_json`."""
+    return bytes_json("path", os.fsencode(path))
 
 
-def shown_id(any_id: str | None, *, full: bool) -> str:
+def id_text(any_id: str | None, *, full: bool) -> str:
     if any_id is None:
         return "-"
     return any_id if full else short(any_id)
@@ -96,9 +101,9 @@ def call_text(name: str, arguments: Any, limit: int) -> str:
     return printable(text if len(text) <= limit else text[: limit - 1] + "…")
 
 
-def fitted(text: str, taken: int, stream: TextIO | None = None) -> str:
-    """A text for people, without controls, and cut so that it ends with a line in which it begins at column `taken`.
-    `stream` (standard output) tells the terminal's width; without a terminal the text is cut to a usual length."""
+def fit_text(text: str, taken: int, stream: TextIO | None = None) -> str:
+    """Escape a text, and cut it to what a line has left behind its first `taken` columns. `stream` (standard output) tells the
+    terminal's width; without a terminal the text is cut to a usual length."""
     limit = _REST_CHARS
     with contextlib.suppress(OSError):  # no terminal
         limit = max(_REST_LEAST_CHARS, os.get_terminal_size((stream or sys.stdout).fileno()).columns - taken)
@@ -110,11 +115,11 @@ def table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), fit: bool = False
 ) -> None:
     """Print aligned columns on standard output. `right` are the columns to align right. The last column is never
-    padded; with `fit` it is any text, and `fitted`."""
+    padded; with `fit` it is any text, and `fit_text`."""
     widths = [max(len(click.unstyle(row[i])) for row in (header, *rows)) for i in range(len(header))]
     if fit:
         before = sum(widths[:-1]) + 2 * len(widths[:-1])
-        rows = [(*row[:-1], fitted(row[-1], before)) for row in rows]
+        rows = [(*row[:-1], fit_text(row[-1], before)) for row in rows]
     for number, row in enumerate((header, *rows)):
         cells = []
         for i, cell in enumerate(row):
@@ -145,9 +150,43 @@ def status(word: str) -> str:
     return click.style(word, fg=colour) if colour else word
 
 
-def print_json(value: Any) -> None:
-    """One JSON value on one line of standard output."""
-    click.echo(json.dumps(value))
+def print_json(value: Any, *, indent: int | None = None) -> None:
+    """Print one JSON value on standard output: on one line, or indented. A record is an object with its fields."""
+    click.echo(json.dumps(value, indent=indent, default=_record_json))
+
+
+def _record_json(record: Any) -> dict[str, Any]:
+    from dataclasses import asdict  # 10 ms, where a record is printed
+
+    return asdict(record)
+
+
+def print_answer(value: Any, text: str, *, as_json: bool) -> None:
+    """Print a command's answer: `value` as JSON, or `text` for people."""
+    if as_json:
+        print_json(value)
+    else:
+        click.echo(text)
+
+
+def print_list(
+    found: Sequence[T],
+    header: Sequence[str],
+    row: Callable[[T], Sequence[str]],
+    *,
+    as_json: bool,
+    right: Sequence[int] = (),
+) -> None:
+    """Print records: as JSON, or as a table with the row that `row` makes of each."""
+    if as_json:
+        print_json(found)
+    else:
+        table(header, [row(item) for item in found], right=right)
+
+
+def print_ids(ids: Iterable[str], *, full: bool) -> None:
+    for each in ids:
+        click.echo(id_text(each, full=full))
 
 
 def snapshot_line(
@@ -177,4 +216,4 @@ def snapshot_line(
     if state is not None:
         parts.append(state)
     line = "  ".join(parts)
-    return f"{line}  {fitted(argument, len(line) + 2, sys.stderr)}" if argument else line
+    return f"{line}  {fit_text(argument, len(line) + 2, sys.stderr)}" if argument else line

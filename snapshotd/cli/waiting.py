@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import click
 
 from snapshotd.client.client import Snapshotd
 
-F = TypeVar("F", bound=Callable[..., Any])
 Wait = Literal["captured", "stored"]
 
 
-def wait_option(function: F) -> F:
-    """--wait, as the parameter `wait`: None when it was not given, which means captured but says nothing about it."""
-    option = click.option(
-        "--wait",
-        type=click.Choice(["captured", "stored"]),
-        help="Leave when the snapshot survives a crash of the daemon (captured, the default), or power loss too (stored). With --json, "
-        'the answer then has "state".',
-    )
-    return option(function)
+wait_option = click.option(
+    "--wait",
+    type=click.Choice(["captured", "stored"]),
+    help="Leave when the snapshot survives a crash of the daemon (captured, the default), or power loss too (stored). With --json, "
+    'the answer then has "state".',
+)
+"""--wait, as the parameter `wait`: None when it was not given, which means captured but says nothing about it."""
 
 
 def state_of(client: Snapshotd, *refs: str) -> str:
-    """Common durability of these snapshots: the state of the first that is not stored, if there is one."""
+    """Return the state that these snapshots have in common: that of the first one that is not stored, or `stored`."""
     states = [client.snapshot(ref).state for ref in refs]
     return next((state for state in states if state != "stored"), "stored")
 
 
-def settled(client: Snapshotd, trajectory: str, wait: Wait) -> str:
-    """Wait for the snapshots that a trajectory has now; the state of the newest of them."""
+def wait_for_head(client: Snapshotd, trajectory: str, wait: Wait) -> str:
+    """Wait until the snapshots that a trajectory has now are as durable as `wait` says. Returns the state of the newest."""
     head = client.trajectory(trajectory).head
     if wait == "stored":
         client.flush(trajectory)

@@ -37,8 +37,9 @@ class LateAnswers:
         self._thread.join()
 
     @contextlib.contextmanager
-    def answered(self, connection: socket.socket, code: int, text: str) -> Iterator[None]:
-        """Inside, the connection may be answered so, and shut: what is sent on it afterwards is a BrokenPipeError."""
+    def answer_late(self, connection: socket.socket, code: int, text: str) -> Iterator[None]:
+        """Answer the connection with this code and text if the block takes longer than `longest_s`, and shut it: sending on it
+        is a BrokenPipeError then."""
         one = _Waiting(
             connection, time.monotonic() + self._longest_s, bytes([code]) + text.encode(errors="backslashreplace")
         )

@@ -56,9 +56,8 @@ class HookTurns:
 
     @contextlib.contextmanager
     def turn(self, uid: int) -> Iterator[None]:
-        """Wait for the user's turn, and have it inside. For other users it waits a second at the most: some of them may
-        be held by a file system that never answers. LimitExceeded: the user's own requests take too long, or the
-        daemon stops."""
+        """Wait for the user's turn, and hold it within the block. A user waits a second at most for other users, whose requests a
+        dead file system may hold. LimitExceeded: the user's own requests take too long, or the daemon stops."""
         with self._changed:
             free = self._changed.wait_for(lambda: self._closed or self._users[uid] < AT_ONCE_OF_ONE, _WAIT_S)
             if not free or self._closed:

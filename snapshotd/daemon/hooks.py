@@ -71,7 +71,7 @@ class HookServer:
         self._listener.bind(str(path))
         os.chmod(path, 0o666)
         self._listener.listen(_BACKLOG)
-        self._late = LateAnswers(_LATE_S)
+        self._late_text = LateAnswers(_LATE_S)
         self._thread = threading.Thread(target=self._accept, name="hooks")
         self._thread.start()
 
@@ -94,7 +94,7 @@ class HookServer:
             thread.join(max(ends - time.monotonic(), 0))
             if thread.is_alive():
                 _log.warning("a request of a hook is left, which a file system of its user holds")
-        self._late.close()
+        self._late_text.close()
 
     def _accept(self) -> None:
         while True:
@@ -144,7 +144,7 @@ class HookServer:
                 raise UsageError("a request of a hook is one line with one descriptor, that of the folder")
             if words[0] == "hook":
                 agent, payload = words[1] if len(words) > 1 else "", _payload(connection, rest, ends)
-                late = self._late.answered(connection, LimitExceeded.exit_code, _late(fds[0]))
+                late = self._late_text.answer_late(connection, LimitExceeded.exit_code, _late_text(fds[0]))
                 with late, self._turns.turn(user.uid):
                     self._engine.folders.calls.record(user, fds[0], agent, payload, peer(connection)[0])
                 return 0, ""
@@ -171,9 +171,9 @@ class HookServer:
             return f"{short(self._engine.folders.checkpoint(user, folder, name).id)} is {name}\n"
         trajectory, opener = self._engine.folders.trajectory(user, folder), Opener(folder)
         if verb == "undo" and not arguments:
-            return _done(self._engine.branching.undo(trajectory.id, opener=opener))
+            return _rewind_text(self._engine.branching.undo(trajectory.id, opener=opener))
         if verb == "log" and not arguments:
-            return self._listed(trajectory, user)
+            return self._list_snapshots(trajectory, user)
         if verb == "rewind":
             refs = [word for word in arguments if word not in options]
             modes = {_MODES[word] for word in options if word in _MODES}
@@ -181,7 +181,7 @@ class HookServer:
             known = all(word in _MODES or word == _DRY_RUN or word.startswith(_SESSION) for word in options)
             if known and max(len(refs), len(modes), len(sessions)) < 2 and "" not in sessions:
                 if not refs:
-                    return self._listed(trajectory, user)
+                    return self._list_snapshots(trajectory, user)
                 target = self._engine.folders.snapshot(user, folder, refs[0])
                 session = next(iter(sessions), None) or self._engine.folders.rewinds.session_of(
                     user, folder, hook, target.id
@@ -201,7 +201,7 @@ class HookServer:
         dry: bool,
     ) -> str:
         if not dry:
-            return _done(
+            return _rewind_text(
                 self._engine.branching.rewind(trajectory.id, target.id, mode=mode, session=session, opener=opener)
             )
         preview = self._engine.branching.preview_rewind(
@@ -211,7 +211,7 @@ class HookServer:
         more = [f"and {preview.file_count - len(lines)} more"] if preview.file_count > len(lines) else []
         return "\n".join([*lines, *more, *preview.left, f"{number_of(len(preview.messages), 'message')} would go", ""])
 
-    def _listed(self, trajectory: Trajectory, user: HostUser) -> str:
+    def _list_snapshots(self, trajectory: Trajectory, user: HostUser) -> str:
         rows = []
         for one in self._engine.snapshots.log(trajectory.id, _LISTED):
             names = [tag.removesuffix(f"@{user.uid}") for tag in one.tags]
@@ -220,8 +220,8 @@ class HookServer:
 
 
 def _payload(connection: socket.socket, first: bytes, ends: float) -> dict[str, Any]:
-    """The JSON object that a hook has on its standard input, until `ends` (by the monotonic clock). An agent may leave
-    that open: its end is not waited for."""
+    """Read the JSON object that a hook gets on its standard input, until `ends` (by the monotonic clock). An agent may leave
+    that input open, so the daemon does not wait for its end."""
     data, tries = bytearray(first), 0
     while True:
         if data[-64:].rstrip().endswith(b"}"):
@@ -239,8 +239,8 @@ def _payload(connection: socket.socket, first: bytes, ends: float) -> dict[str, 
             raise LimitExceeded(f"a hook's input has more than {_PAYLOAD_BYTES} bytes")
 
 
-def _late(folder: int) -> str:
-    """The answer to a hook whose work goes on."""
+def _late_text(folder: int) -> str:
+    """Return the answer to a hook whose work goes on."""
     return (
         f"snapshotd: {os.readlink(f'/proc/self/fd/{folder}')} is still being recorded after {_LATE_S:g} s; that goes on, and "
         "calls until then have no snapshot of their own. Name what needs none, such as builds and data, in a "
@@ -248,8 +248,8 @@ def _late(folder: int) -> str:
     )
 
 
-def _done(snapshot: Snapshot) -> str:
-    """The result of a rewind, for a person."""
+def _rewind_text(snapshot: Snapshot) -> str:
+    """Return the result of a rewind, for a person."""
     facts = snapshot.call.arguments
     lines = [f"{short(snapshot.id)} {snapshot.call.name}: {number_of(len(facts.get('files') or ()), 'path')} put back"]
     lines += facts.get("left", ())

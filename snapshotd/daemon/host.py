@@ -47,7 +47,8 @@ class Footing:
         return not self.places.is_root and not self.in_folder
 
     def without_isolation(self, refusal: str) -> Footing:
-        """The ground of a daemon for which nothing isolates. Unsupported with the reason where that will not do."""
+        """Return the ground of a daemon for which nothing isolates sandboxes. Unsupported, with the reason: plain folders will not
+        do."""
         if self.wanted is Mode.FOLDER:
             return self
         if not self.folder_will_do:
@@ -59,8 +60,8 @@ AS_ROOT = Footing()
 
 
 def footing_of(config: Config, isolation: str | None) -> Footing:
-    """The ground of this process's user. `isolation`: "none" if a command has said that plain folders will do. Before this
-    process may enter a user namespace."""
+    """Return the ground of this process's user. `isolation`: "none" if a command has said that plain folders will do. Call it
+    before this process enters a user namespace."""
     wanted = Mode(config.mode) if config.mode else None
     return Footing(places(), wanted, folder_will_do=isolation is not None and wanted is None)
 
@@ -72,11 +73,11 @@ _HINT = (
 
 
 def choose_mode(host: Abilities, footing: Footing) -> tuple[Mode, str]:
-    """The way to run sandboxes: the wanted one, or the best one that keeps the root user of a sandbox from being root on
-    the host. Where there is none and plain folders will do, `FOLDER`, and the reason why sandboxes run only that ask for
-    no isolation. Unsupported when this host is not able to it, with what is missing."""
+    """Choose the way to run sandboxes: the wanted one, or the best one in which the root user of a sandbox is not root on the
+    host. Where no way works and plain folders will do: `FOLDER`, and the reason why only sandboxes without isolation run.
+    Unsupported, with what is missing: this host cannot run sandboxes."""
     if footing.in_folder:
-        return _folder(host, footing.refusal)
+        return _choose_folder(host, footing.refusal)
     able, wanted = host.modes(), footing.wanted
     best = Mode.ROOTLESS if host.is_rootless else Mode.PIVOT
     mode = wanted or best
@@ -96,11 +97,11 @@ def choose_mode(host: Abilities, footing: Footing) -> tuple[Mode, str]:
         f"this machine cannot run sandboxes in the mode {mode}: {missing}.{rootless.restriction() if host.is_rootless else ''} "
         f"`snapshotd doctor` says how to get what is missing{weaker}"
     )
-    return _folder(host, footing.without_isolation(reason).refusal)
+    return _choose_folder(host, footing.without_isolation(reason).refusal)
 
 
-def _folder(host: Abilities, refusal: str) -> tuple[Mode, str]:
-    """Unsupported where no layer can be kept, with what is missing."""
+def _choose_folder(host: Abilities, refusal: str) -> tuple[Mode, str]:
+    """Choose plain folders. Unsupported, with what is missing: this host can keep no layer."""
     if not host.keeps_marks:
         raise Unsupported(host.reasons["keeps_marks"])
     return Mode.FOLDER, refusal
@@ -130,9 +131,9 @@ def become_able(footing: Footing, state_dir: Path) -> Footing:
     _make_own(places.sockets)
     if footing.wanted is Mode.FOLDER:
         return replace(footing, places=places.without_namespace())
-    with _tried(places, state_dir) as (namespace, reason):
+    with _try_namespace(places, state_dir) as (namespace, reason):
         if namespace is not None:
-            _enter(places, namespace, _earlier(state_dir)[1])
+            _enter(places, namespace, _read_earlier(state_dir)[1])
             return footing
     return footing.without_isolation(
         f"an ordinary user cannot run sandboxes on this machine: {reason}.{rootless.restriction()} "
@@ -150,9 +151,9 @@ def _enter(places: UserPlaces, earlier: int | None, ids: int) -> None:
 
 
 @contextlib.contextmanager
-def _tried(places: UserPlaces, state_dir: Path) -> Iterator[tuple[int | None, str]]:
-    """Enter in a child process, which stays there meanwhile: the inode of its namespace, or None and the reason why it cannot.
-    The kernel lets no process leave a user namespace that is of no use."""
+def _try_namespace(places: UserPlaces, state_dir: Path) -> Iterator[tuple[int | None, str]]:
+    """Enter the namespace in a child process, which stays there during the block. Yields the namespace's inode, or None and the
+    reason why the child could not enter. The daemon does not try by itself: the kernel lets no process leave a user namespace."""
     (told, tell), (ends, end) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -161,7 +162,7 @@ def _tried(places: UserPlaces, state_dir: Path) -> Iterator[tuple[int | None, st
             os.close(end)
             with open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), 2)
-            _enter(places, *_earlier(state_dir))
+            _enter(places, *_read_earlier(state_dir))
             said = f"{rootless.own_inode()}"
         except (OSError, NotPermitted) as exc:
             said = exc.message if isinstance(exc, NotPermitted) else exc.strerror or str(exc)
@@ -181,8 +182,8 @@ def _tried(places: UserPlaces, state_dir: Path) -> Iterator[tuple[int | None, st
 
 
 def note_namespace(footing: Footing, state_dir: Path) -> None:
-    """Have the next daemon of the state directory find the sandboxes that this one may leave, and know that plain folders
-    will do. The caller holds its lock."""
+    """Write down for the next daemon of the state directory in which namespace this one may leave sandboxes, or that plain folders
+    have to do. The caller holds the directory's lock."""
     if footing.refusal:
         (state_dir / _NAMESPACE).write_text(_NONE)
     elif footing.in_namespace:
@@ -196,8 +197,8 @@ def _was_without(state_dir: Path) -> bool:
         return False
 
 
-def _earlier(state_dir: Path) -> tuple[int | None, int]:
-    """The inode of the namespace of the last daemon, and its number of ids (0: any)."""
+def _read_earlier(state_dir: Path) -> tuple[int | None, int]:
+    """Read the inode of the last daemon's namespace, and the number of its ids (0: any)."""
     try:
         inode, ids = (state_dir / _NAMESPACE).read_text().split()
         return int(inode), int(ids)
@@ -214,7 +215,7 @@ def _make_own(directory: Path) -> None:
 
 
 def _cover(places: UserPlaces) -> None:
-    """Give `places` their directories in this mount namespace. Users of containers can go through these; the user's own
+    """Mount the directories of `places` in this mount namespace. Users of containers can go through these; the user's own
     directories are closed to them."""
     sc.call("mount", "snapshotd", str(COVERED), "tmpfs", sc.MS_NOSUID | sc.MS_NODEV, "mode=0711")
     for directory in (places.run_root, places.share_root):
@@ -257,6 +258,6 @@ def enter_own_mount_namespace() -> None:
 
 
 def host_mounts() -> int | None:
-    """A descriptor of the mount namespace that this process had before its own, for processes that outlive it; None while
-    it is still there."""
+    """Return a descriptor of the mount namespace that this process left for its own, for processes that outlive it; None: it has
+    left none."""
     return _left

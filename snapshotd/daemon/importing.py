@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """While modules are imported. They stay, so no collection looks at them: not meanwhile, which was a fifth of the CPU
-    time of the daemon's start, and not later."""
+def pause_collection() -> Iterator[None]:
+    """Collect no garbage while modules are imported: collections took a fifth of the CPU time of the daemon's start. Modules
+    stay, so later collections do not look at them either."""
     gc.disable()
     try:
         yield

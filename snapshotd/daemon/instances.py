@@ -12,7 +12,7 @@ _STATE_DIR = "state-dir"
 
 
 def make_run_dir(where: UserPlaces, instance: str, state_dir: Path) -> Path:
-    """The directory of an instance below /run."""
+    """Make the directory of an instance below /run."""
     run_dir = where.run_root / instance
     above = () if where.is_closed else (where.run_root,)
     for directory in (*above, run_dir, run_dir / "runc", run_dir / "c"):
@@ -22,9 +22,9 @@ def make_run_dir(where: UserPlaces, instance: str, state_dir: Path) -> Path:
     return run_dir
 
 
-def left_behind(root: Path, state_dir: Path) -> str | None:
-    """The instance whose sandboxes a killed daemon of this state directory has left. The next daemon has to bear its
-    name: another would not find them, and they would run for ever."""
+def find_abandoned(root: Path, state_dir: Path) -> str | None:
+    """Find the instance whose sandboxes a killed daemon of this state directory has left; None: there is none. The next daemon
+    takes its name: under another name it would not find the sandboxes, and they would run for ever."""
     for name in root.glob(f"*/{_STATE_DIR}"):
         with contextlib.suppress(FileNotFoundError):  # its daemon is just ending
             if name.read_text() == inode_of(state_dir):

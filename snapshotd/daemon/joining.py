@@ -46,8 +46,8 @@ _BOOT_ID, _MACHINE_ID = Path("/proc/sys/kernel/random/boot_id"), Path("/etc/mach
 
 
 def open_rights(config: Config, run_dir: Path, state_inode: str, local: Callable[[], list[TrajectoryID]]) -> NodeRights:
-    """The rights of this daemon as a node, which registers in `join_fleet`. `state_inode`: what no other state directory of
-    the machine has. UsageError, Unsupported (psycopg is missing), NotPermitted, VersionMismatch, Unavailable (no database
+    """Open the rights of this daemon as a node, which registers in `join_fleet`. `state_inode`: differs for each state directory of
+    the machine. UsageError, Unsupported (psycopg is missing), NotPermitted, VersionMismatch, Unavailable (no database
     answers)."""
     if not config.store:
         raise UsageError(
@@ -66,8 +66,8 @@ def open_rights(config: Config, run_dir: Path, state_inode: str, local: Callable
 
 
 def join_fleet(catalog: Catalog, places: StatePlaces, rights: NodeRights) -> DiskBlocks:
-    """Before anything opens the repository of a node: prepare that, and only then hold the lease from now on, so that a daemon which
-    is refused has no row. Returns what its disk keeps of the packs. UsageError: the state directory was another node's, or a
+    """Prepare the repository of a node, and then hold the lease: a daemon that is refused leaves no row. Call it before anything
+    opens the repository. Returns the blocks of packs that the node's disk keeps. UsageError: the state directory was another node's, or a
     daemon's that was alone; NotPermitted: its key is not the fleet's; OSError."""
     known = catalog.get_meta(_NODE)
     if known is None and catalog.trajectories():
@@ -90,11 +90,18 @@ def join_fleet(catalog: Catalog, places: StatePlaces, rights: NodeRights) -> Dis
     return blocks
 
 
-def open_history(
-    context: Context, archiver: Archiver, archive: Archive, cold: Cold, rights: NodeRights, sessions: Sessions
-) -> tuple[NodePublisher, NodeTakeover, NodePruneScope]:
-    """The parts that publish, that bring the histories of others, and that collect. The daemon's catalog finds those
-    histories from now on."""
+def open_node(
+    context: Context,
+    rights: NodeRights,
+    sessions: Sessions,
+    starting: Callable[[], int],
+    archiver: Archiver,
+    archive: Archive,
+    cold: Cold,
+    upkeep: Upkeep,
+) -> FleetNode:
+    """Open the daemon as a node, over its parts: what publishes, what brings the histories of other nodes, and what collects. The
+    daemon's catalog finds those histories from now on. `starting`: as of `FleetNode`."""
     coordination, node = rights.lease.fleet, rights.lease.facts.node
     database = coordination.tables.database
     together = partial(database.transaction, nests=True)
@@ -111,26 +118,7 @@ def open_history(
     takeover = NodeTakeover(context, archiver, publisher.merge, cold.write_image, shared, rights, marks)
     context.catalog.others.look_up_in(takeover)
     everything = partial(removals.publish, all_of_them=True)
-    return (
-        publisher,
-        takeover,
-        NodePruneScope(context, shared, rights, marks, rights.lease.epoch, everything, takeover.refresh),
-    )
-
-
-def open_node(
-    context: Context,
-    rights: NodeRights,
-    sessions: Sessions,
-    starting: Callable[[], int],
-    archiver: Archiver,
-    archive: Archive,
-    cold: Cold,
-    upkeep: Upkeep,
-) -> FleetNode:
-    """The daemon as a node, over its parts. `starting`: as of `FleetNode`."""
-    publisher, takeover, scope = open_history(context, archiver, archive, cold, rights, sessions)
-    upkeep.share(scope)
+    upkeep.share(NodePruneScope(context, shared, rights, marks, rights.lease.epoch, everything, takeover.refresh))
     return FleetNode(context, rights, sessions, publisher, takeover, starting)
 
 

@@ -21,9 +21,8 @@ _LIBRARY_TEXT = b'"""snapshotd inside a sandbox: only `snapshotd.agent` is here.
 
 
 def write_share(share: Path, inits: Sequence[str] | None) -> Path:
-    """The directory that every sandbox sees at /run/snapshotd/share: the init binary, if there are containers, and the
-    in-sandbox library. It is brought up to date at every start. `inits`: the places where this machine may have the binary;
-    None: there are no containers.
+    """Bring the directory up to date that every sandbox sees at /run/snapshotd/share: the init binary, if there are containers, and
+    the in-sandbox library. `inits`: the places where this machine may have the binary; None: there are no containers.
 
     Sandboxes of an earlier daemon may still use it: directories stay the same ones, and a changed file is replaced at
     once.
@@ -64,22 +63,22 @@ def library() -> dict[Path, bytes]:
                 found[name] = path.read_bytes()
                 if path.suffix == ".py":
                     compiled = Path(importlib.util.cache_from_source(name)).name  # it may be kept in a folder elsewhere
-                    found[name.parent / "__pycache__" / compiled] = _compiled(path, found[name])
+                    found[name.parent / "__pycache__" / compiled] = _compile(path, found[name])
     return found
 
 
-def _compiled(source: Path, content: bytes) -> bytes:
-    """A module for sandboxes that have this Python; others compile it at each start. It names its source by the hash of
-    its content, which every import compares."""
+def _compile(source: Path, content: bytes) -> bytes:
+    """Compile a module for sandboxes that have this Python; others compile it at each start. The compiled module has the hash of
+    its source, which every import compares."""
     code = SourceFileLoader(source.stem, str(source)).get_code(source.stem)
     assert code is not None
     head = importlib.util.MAGIC_NUMBER + _CHECKED_HASH + importlib.util.source_hash(content)
-    return head + marshal.dumps(_called(code, source.name))
+    return head + marshal.dumps(_strip_path(code, source.name))
 
 
-def _called(code: CodeType, name: str) -> CodeType:
-    """The same without the path on the host. An import fills in the path that it finds it at."""
-    constants = (_called(one, name) if isinstance(one, CodeType) else one for one in code.co_consts)
+def _strip_path(code: CodeType, name: str) -> CodeType:
+    """Return the code without the path on the host. An import fills in the path at which it finds the module."""
+    constants = (_strip_path(one, name) if isinstance(one, CodeType) else one for one in code.co_consts)
     return code.replace(co_filename=name, co_consts=tuple(constants))
 
 

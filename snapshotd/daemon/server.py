@@ -85,13 +85,14 @@ def serve(options: ServerOptions, open_engine: Callable[[Footing], Engine]) -> i
     written to `ready_fd`.
     """
 
-    with told_to(options.ready_fd):
+    with report_failures(options.ready_fd):
         footing = become_able(options.footing, options.state_dir)
         return serve_here(options, lambda state_dir: open_engine(_with_mounts(footing, state_dir)))
 
 
 def _with_mounts(footing: Footing, state_dir: Path) -> Footing:
-    """The ground of this process, which has mounts of its own from now on, or can have none. Unsupported."""
+    """Give this process mounts of its own. Returns its ground, also where it can have none and plain folders will do.
+    Unsupported: they will not."""
     try:
         enter_own_mount_namespace()
     except Unsupported as exc:
@@ -100,7 +101,7 @@ def _with_mounts(footing: Footing, state_dir: Path) -> Footing:
     return footing
 
 
-def alone(footing: Footing, state_dir: Path, action: Callable[[Footing], T]) -> T:
+def run_alone(footing: Footing, state_dir: Path, action: Callable[[Footing], T]) -> T:
     """Do something to a state directory in place of its daemon. Call from the main thread before any other is started.
 
     NotPermitted, Conflict (a daemon serves it); errors of `become_able` and of `action`.
@@ -343,7 +344,7 @@ def _announce(options: ServerOptions, service: Service) -> None:
 
 
 @contextlib.contextmanager
-def told_to(ready_fd: int | None) -> Iterator[None]:
+def report_failures(ready_fd: int | None) -> Iterator[None]:
     """Report a failure to the process that waits for the daemon to be ready."""
     try:
         yield
@@ -379,7 +380,7 @@ def _notify_systemd() -> None:
 
 
 def _set_limits() -> None:
-    """The resource limits of this process and of everything that it starts, commands in sandboxes included.
+    """Set the resource limits of this process and of everything that it starts, commands in sandboxes included.
 
     Open files: a sandbox costs about ten descriptors, and 256 are a fork. No higher: some children close every possible
     one.

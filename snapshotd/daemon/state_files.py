@@ -63,7 +63,7 @@ def check_packs(state_dir: Path, stored: Callable[[], bool]) -> None:
 
 
 def packs_missing(packs: Path) -> DataLoss:
-    """`packs`: the folder that has none, although the catalog has stored snapshots."""
+    """Return the error of a folder `packs` that is empty or missing although the catalog has stored snapshots."""
     return DataLoss(
         f"the packs {packs} are missing although the catalog has stored snapshots, whose files are there alone: mount or "
         f"restore {packs.parent}; if they are lost, make that folder with an empty folder packs in it, and `snapshotd repair` "
@@ -72,7 +72,7 @@ def packs_missing(packs: Path) -> DataLoss:
 
 
 def nothing_to_rebuild_from(place: str, index: Path) -> DataLoss:
-    """`place` has no pack, although the `index` names some."""
+    """Return the error of a `place` that has no pack although the `index` names some."""
     return DataLoss(
         f"there are no packs in {place} to make a catalog from, although the index {index} has some: mount or restore that "
         "place; if they are lost, move the index away, and the new catalog will be empty"
@@ -107,8 +107,8 @@ def check_logs(state_dir: Path, was_killed: Callable[[], bool]) -> None:
 
 
 def other_store(state_dir: Path, known: str, wanted: str, *, can_unset: bool, is_node: bool) -> UsageError:
-    """The settings name another place of packs than the one that the state directory began with. `can_unset`: that is the
-    default, which no node has."""
+    """Return the error of settings that name another place of packs than the one that the state directory began with.
+    `can_unset`: it began with the default place, which no node has."""
     way = "unset SNAPSHOTD_STORE" if can_unset else f"set SNAPSHOTD_STORE={known}"
     way = "" if can_unset and is_node else f"{way}, or "
     return UsageError(f"the packs of {state_dir} lie in {known!r}, not in {wanted!r}: {way}use another state directory")

@@ -22,7 +22,7 @@ from snapshotd.config import Config
 from snapshotd.daemon import state_files
 from snapshotd.daemon.children import StatePlaces, open_repository
 from snapshotd.daemon.host import AS_ROOT, Footing, choose_mode, hand_down_controllers, host_mounts
-from snapshotd.daemon.instances import inode_of, left_behind, make_run_dir
+from snapshotd.daemon.instances import find_abandoned, inode_of, make_run_dir
 from snapshotd.daemon.library import write_share
 from snapshotd.daemon.lock import StateLock
 from snapshotd.engine.context import Context
@@ -216,7 +216,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
         )
         lazy = LazyMount(places.command("lazy"), run_dir / "lazy", _lazy_refusal(mode, store.host))
         survivors = recover.recover(context)
-        gateways = _gateways(load_key(places.repo_dir), Budget(config.gateway_memory_bytes))
+        gateways = _gateway_maker(load_key(places.repo_dir), Budget(config.gateway_memory_bytes))
         engine = _assemble(context, lazy, gateways, rights)
         engine.life.start(survivors)
         opened.pop_all()
@@ -283,7 +283,7 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker, rights: 
         journal=JournalService(context),
         watch=context.events.watch.follow,
     )
-    storage = StorageService(context, upkeep, archive, background, browse, _replies)
+    storage = StorageService(context, upkeep, archive, background, browse, _reply_messages)
     experiments = ExperimentService(services, context.catalog, context.secrecy)
     return Engine(
         runs=services.runs,
@@ -325,7 +325,7 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object], footing: 
     state_dir = Path(config.state_dir)
     store = filesystem.prepare(state_dir)
     try:
-        url = _known_store_url(config)
+        url = _find_store_url(config)
         places = StatePlaces(state_dir, store.root, store.kind, url, store.marks.prefix.decode())
         packs = _packs_to_rebuild_from(state_dir, url)
         maintenance = PackMaintenance(packs, places.repo_dir / "index.db", load_key(places.repo_dir))
@@ -337,7 +337,7 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object], footing: 
         try:
             if url != _local_url(state_dir):
                 catalog.set_meta(_STORE_URL, url)
-            if (instance := left_behind(footing.places.run_root, state_dir)) is not None:
+            if (instance := find_abandoned(footing.places.run_root, state_dir)) is not None:
                 catalog.set_meta(_INSTANCE, instance)
             catalog.set_meta(_WAY, _way(store, in_folder=footing.in_folder))
             report = rebuild.rebuild(repository.records(), catalog, repository.contains)
@@ -409,7 +409,7 @@ def _has_packs(path: Path) -> bool:
     return False
 
 
-def _known_store_url(config: Config) -> str:
+def _find_store_url(config: Config) -> str:
     """The store's URL: from the catalog if it can still tell, else from the settings, else the default. UsageError: the
     packs are not there."""
     state_dir = Path(config.state_dir)
@@ -440,7 +440,7 @@ def _store_url(config: Config, catalog: Catalog) -> str:
     return _local_url(state_dir) if known == _LOCAL else known  # the state directory may move
 
 
-def _gateways(digest_key: bytes, memory: Budget) -> GatewayMaker:
+def _gateway_maker(digest_key: bytes, memory: Budget) -> GatewayMaker:
     def make(
         listener: socket, handler: GatewayHandler, upstreams: Mapping[str, Upstream], capture_tokens: bool
     ) -> Gateway:
@@ -453,7 +453,7 @@ def _gateways(digest_key: bytes, memory: Budget) -> GatewayMaker:
     return make
 
 
-def _replies(api: str, reply: RecordedReply) -> Sequence[Message]:
+def _reply_messages(api: str, reply: RecordedReply) -> Sequence[Message]:
     from snapshotd.gateway.routes import read_recorded  # most daemons never need it
 
     return read_recorded(api, reply)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
 import re
 from importlib.resources import files
@@ -32,7 +33,7 @@ def join_page(data: dict[str, Any], title: str) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="content-security-policy" content="{policy}">\n'
-        f"<title>{_text(title)}</title>\n"
+        f"<title>{html.escape(title, quote=False)}</title>\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
         f"<style>{style}</style>\n</head>\n<body>\n"
@@ -66,7 +67,7 @@ def join_script() -> str:
 
 
 def _own_scope(text: str) -> str:
-    """A library, whose short names stay its own: `const {exported} = (() => {...})()`."""
+    """Wrap a library, so that its short names stay its own: `const {exported} = (() => {...})()`."""
     if default := re.search(r"export default ", text):
         return (
             f"const htm = (() => {{{text[: default.start()]}return {text[default.end() :].strip().rstrip(';')};}})();"
@@ -92,7 +93,3 @@ def _hash(text: str) -> str:
 def _json(value: Any) -> str:
     """JSON that ends no script element, whatever is in it."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _text(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")

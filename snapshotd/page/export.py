@@ -32,7 +32,7 @@ _PAGE = 200
 def export_page(
     socket_path: Path, refs: Sequence[str], *, forks: bool = False, progress: Progress | None = None
 ) -> tuple[str, tuple[str, ...]]:
-    """The file's text, and a sentence for each thing that it lacks. `refs`: trajectories, or snapshots for the whole
+    """Return the file's text, and a sentence for each thing that it lacks. `refs`: trajectories, or snapshots for the whole
     trajectory of each; with `forks` all that were forked from them, too. NotFound."""
     saving = _Saving(Transport(socket_path), progress or (lambda line: None))
     chosen = saving.choose(refs, forks)
@@ -92,7 +92,7 @@ class _Saving:
         ref = taken["id"]
         for which in taken["tool"]["outputs"]:
             data = b"".join(self._pieces(op.OUTPUT, ref, which, count=PART_MAX_BYTES + 1))
-            self._data["outputs"][f"{ref}/{which}"] = base64.b64encode(self._bounded(data)).decode()
+            self._data["outputs"][f"{ref}/{which}"] = base64.b64encode(self._keep_bytes(data)).decode()
         if taken["files"] is None or any(taken["files"][name] for name in ("added", "changed", "deleted")):
             self._save_patch(ref)
         if has_tasks:
@@ -101,7 +101,7 @@ class _Saving:
         follows = before is not None and taken["follows"] in (None, before["id"]) and taken["parent"] == before["id"]
         kept = before["messages"] if before is not None and follows and before["messages"] <= taken["messages"] else 0
         added = [
-            self._bounded_message(message)
+            self._keep_message(message)
             for start in range(kept, taken["messages"], _PAGE)
             for message in self._get(op.CONVERSATION, ref, start=start, count=min(_PAGE, taken["messages"] - start))
         ]
@@ -118,21 +118,21 @@ class _Saving:
                 omitted.append({"path": event["path"], "bytes": event["bytes"]})
             elif len(patch) <= PART_MAX_BYTES:
                 patch += base64.b64decode(event["data_b64"])
-        whole = self._bounded(patch)
+        whole = self._keep_bytes(patch)
         if len(whole) < len(patch):
             whole = whole[: whole.rfind(b"\n") + 1] + b" ...\n"
         data = base64.b64encode(whole).decode()
         self._data["patches"][ref] = {"data_b64": data, "outside": outside, "omitted": omitted[:_OMITTED_MAX]}
 
-    def _bounded_message(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _keep_message(self, message: dict[str, Any]) -> dict[str, Any]:
         text = json.dumps(message["content"])
         if len(text) <= min(PART_MAX_BYTES, self._left):
             self._left -= len(text)
             return message
-        kept = self._bounded(text.encode()).decode(errors="replace")
+        kept = self._keep_bytes(text.encode()).decode(errors="replace")
         return {"role": message["role"], "content": f"{kept} ..."}
 
-    def _bounded(self, data: bytes) -> bytes:
+    def _keep_bytes(self, data: bytes) -> bytes:
         if len(data) > self._left:
             self._omitted += 1
             return b""

@@ -35,8 +35,8 @@ _NAME = r"(?!\.\.?(?:/|$))[^/]+"
 
 
 @contextlib.asynccontextmanager
-async def to_daemon(app: Starlette, socket_path: str) -> AsyncIterator[None]:
-    """The ways to the daemon, while the server runs: `daemon` passes requests on, `transport` understands answers."""
+async def open_ways(app: Starlette, socket_path: str) -> AsyncIterator[None]:
+    """Open two ways to the daemon while the server runs: `daemon` passes requests on, `transport` understands answers."""
     app.state.transport = Transport(Path(socket_path), links=TaskLinks())
     async with httpx2.AsyncClient(
         transport=httpx2.AsyncHTTPTransport(uds=socket_path, limits=_LIMITS),
@@ -49,7 +49,7 @@ async def to_daemon(app: Starlette, socket_path: str) -> AsyncIterator[None]:
 
 
 async def pass_on(request: Request) -> Response:
-    """The daemon's answer to a request of the page. NotFound for what a page has no use for; DaemonUnavailable."""
+    """Return the daemon's answer to a request of the page. NotFound for what a page has no use for; DaemonUnavailable."""
     if not _is_of_page(request.method, request.url.path):
         raise NotFound(f"the page has no {request.method} {request.url.path}; use the command line")
     daemon: httpx2.AsyncClient = request.app.state.daemon
@@ -70,13 +70,13 @@ async def pass_on(request: Request) -> Response:
 
 
 def _query(request: Request) -> bytes:
-    """Without the session's key, which is the server's alone."""
+    """Encode the request's query without the session's key, which is the server's alone."""
     return urlencode([(name, text) for name, text in request.query_params.multi_items() if name != PAGE]).encode()
 
 
 async def pass_events(socket: WebSocket) -> None:
-    """The lines of an answer that goes on for as long as the page is open, each as a message. A browser has six connections
-    to a server for all of its tabs, and does not count these."""
+    """Send each line of an answer that goes on while the page is open, as a message. A browser allows six connections to a server
+    for all of its tabs together, and does not count WebSockets."""
     path = f"{API_PREFIX}/{socket.path_params['path']}"
     await socket.accept()
     if not _is_of_page("GET", path):
@@ -103,8 +103,8 @@ async def _send_lines(socket: WebSocket, answer: httpx2.Response) -> None:
 
 
 async def send_tree(request: Request) -> Response:
-    """A tar of all files of a snapshot, or of those below `path_b64`, for a browser to store. An error before the first
-    byte is the answer; a later one breaks the download off, which a browser tells."""
+    """Send a tar of all files of a snapshot, or of those below `path_b64`, for a browser to store. An error before the first
+    byte is the answer; a later one breaks the download off, and the browser says so."""
     ref, below = request.path_params["ref"], request.query_params.get("path_b64")
     operation, query = (EXPORT, {"form": "tar"}) if below is None else (READ_ARCHIVE, {"path_b64": below})
     transport: Transport = request.app.state.transport

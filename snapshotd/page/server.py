@@ -36,7 +36,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from snapshotd.api.wire import API_PREFIX
 from snapshotd.errors import NotFound, NotPermitted, SnapshotdError, UsageError
 from snapshotd.page.bundle import join_script
-from snapshotd.page.passing import PAGE, pass_events, pass_on, send_tree, to_daemon
+from snapshotd.page.passing import PAGE, open_ways, pass_events, pass_on, send_tree
 from snapshotd.page.room import PageRoom, RoomProtocol
 from snapshotd.page.terminal import MESSAGE_MAX_BYTES, serve_terminal
 from snapshotd.serving import HEAD_S, HttpServer, listen_on
@@ -95,8 +95,8 @@ class PageServer:
                 WebSocketRoute(_EVENTS + "{path:path}", pass_events),
                 Route("/{path:path}", _file, methods=["GET"]),
             ],
-            exception_handlers={SnapshotdError: _refused},
-            lifespan=lambda app: to_daemon(app, socket_path),
+            exception_handlers={SnapshotdError: _handle_error},
+            lifespan=lambda app: open_ways(app, socket_path),
         )
         self._server = HttpServer(
             _Idle(_Guard(app, session, self.port), idle_s, self.stop),
@@ -157,7 +157,7 @@ class _Session:
 
 
 async def _small_body(request: Request) -> bytes:
-    """ValueError: it is larger than what opens a session, or does not come."""
+    """Read the body of a sign-in. ValueError: it is larger than what opens a session, or does not come."""
     body = b""
     with contextlib.suppress(ClientDisconnect):
         async for piece in request.stream():
@@ -198,7 +198,7 @@ class _Guard:
         elif scope["type"] == "websocket":  # the browser gets a status of 403
             await send({"type": "websocket.close", "code": 1008, "reason": refusal.message})
         else:
-            await _answer_error(refusal)(scope, receive, sending)
+            await _error_response(refusal)(scope, receive, sending)
 
     def _refusal(self, asked: HTTPConnection, method: str) -> SnapshotdError | None:
         host, is_private = asked.headers.get("host", ""), asked.scope["path"].startswith(_PRIVATE)
@@ -284,10 +284,10 @@ def _version(data: bytes) -> str:
     return sha256(data).hexdigest()[:16]
 
 
-async def _refused(request: Request, exc: Exception) -> Response:
+async def _handle_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, SnapshotdError)
-    return _answer_error(exc)
+    return _error_response(exc)
 
 
-def _answer_error(exc: SnapshotdError) -> Response:
+def _error_response(exc: SnapshotdError) -> Response:
     return JSONResponse(exc.as_json(), exc.http_status)

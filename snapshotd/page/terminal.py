@@ -41,7 +41,8 @@ async def serve_terminal(socket: WebSocket) -> None:
 
 
 async def _run_shell(socket: WebSocket) -> None:
-    """Errors of the daemon; ValueError: the page's first message is no size; WebSocketDisconnect."""
+    """Run a shell in a fork, and pass keys and output on. Errors of the daemon; ValueError: the page's first message is no
+    size; WebSocketDisconnect."""
     transport: Transport = socket.app.state.transport
     request = {"argv": SHELL, "env": {"TERM": "xterm-256color"}, "terminal": _size(await socket.receive_json())}
     path = EXEC_SNAPSHOT_ATTENDED.to(socket.path_params["ref"])
@@ -89,7 +90,7 @@ def _event(message: Any) -> dict[str, Any]:
 
 
 def _size(message: Any) -> dict[str, int]:
-    """ValueError: it says no size."""
+    """Return the rows and columns that a message names. ValueError: it names none."""
     match message:
         case {"rows": int(rows), "columns": int(columns)} if 0 < rows <= _SIZE_MAX and 0 < columns <= _SIZE_MAX:
             return {"rows": rows, "columns": columns}

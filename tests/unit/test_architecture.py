@@ -131,7 +131,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
             "langgraph",
             "progress",
             "retention",
-            "taken",
+            "snapshots",
             "text",
             "values",
             "waiting",

@@ -28,14 +28,14 @@ class Access:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def enter(self, authorization: bytes, cut: Callable[[], object]) -> tuple[Principal, Callable[[], None]]:
-        """The caller of a request with this header, and the function that ends the request. `cut` is called when the token
-        is revoked or expires before. NotPermitted: it shows no token that opens anything; LimitExceeded: too many
-        requests with it."""
+        """Admit a request with this header. Returns its caller, and the function to call at its end. `cut` is called when the
+        token is revoked or expires before that. NotPermitted: the header has no token that opens anything; LimitExceeded: there
+        are too many requests with this token."""
         if authorization[: len(_SCHEME)].lower() != _SCHEME:
             raise NotPermitted(
                 "the request shows no token; put it into SNAPSHOTD_TOKEN, or into the header `Authorization: Bearer TOKEN`"
             )
-        principal, expires_at_ns = self.tokens.check_until(authorization[len(_SCHEME) :].strip().decode("latin-1"))
+        principal, expires_at_ns = self.tokens.check(authorization[len(_SCHEME) :].strip().decode("latin-1"))
         if not self._shares.enter(principal.token):
             raise LimitExceeded(
                 f"the token {principal.name} has {ADDRESS_MAX} requests open, or more than {TOKEN_PER_S:.0f} came within a second; "
@@ -61,9 +61,9 @@ class Access:
         """Forget a token, and cut what is open with it. From any thread. NotFound."""
         token = self.tokens.revoke(ref)
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._cut, token.id)
+            self._loop.call_soon_threadsafe(self._cut_connections, token.id)
         return token
 
-    def _cut(self, token_id: str) -> None:
+    def _cut_connections(self, token_id: str) -> None:
         for cut in tuple(self._open.get(token_id, ())):
             cut()

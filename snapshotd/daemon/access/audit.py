@@ -58,7 +58,7 @@ class Audit:
         operation: Operation[Any] | None,
         status: int,
     ) -> None:
-        """Record a request. `principal`: None: it showed no token that is one. `address`: empty: it came by the socket."""
+        """Record a request. `principal`: None: the request had no valid token. `address`: empty: it came by the socket."""
         if not address and (operation is None or operation.scope == READ or method == "GET"):
             return
         if principal is None:
@@ -85,7 +85,8 @@ class Audit:
 
 
 def read_audit(state_dir: Path, last: int) -> list[dict[str, Any]]:
-    """The newest records, oldest first; also where none is kept any more. A line that a crash has cut off is left out."""
+    """Return the `last` newest records, oldest first, also those from before the daemon stopped listening. A line that a crash has
+    cut off is left out."""
     lines: deque[str] = deque(maxlen=last)
     base = state_dir / _NAME
     for path in [*(base.with_name(f"{_NAME}.{number}") for number in range(FILES_KEPT, 0, -1)), base]:

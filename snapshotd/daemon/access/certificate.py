@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime
 import hashlib
 import ipaddress
-import os
 import socket
 import ssl
 from pathlib import Path
 
 from snapshotd.errors import UsageError
+from snapshotd.kernel.files import create_file
 
 _DAYS = 3650
 """It is known by its fingerprint, not by who signed it: there is nothing that a shorter life would protect."""
@@ -22,7 +22,7 @@ def load_certificate(state_dir: Path, cert: Path | None, key: Path | None) -> tu
     if cert is None or key is None:
         if cert is not None or key is not None:
             raise UsageError("a certificate and its key go together: name both files, or none of them")
-        cert, key = _own(state_dir)
+        cert, key = _make_own(state_dir)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_CIPHER_SERVER_PREFERENCE
@@ -44,15 +44,15 @@ def fingerprint_of(certificate: bytes) -> str:
     return f"sha256:{hashlib.sha256(certificate).hexdigest()}"
 
 
-def _own(state_dir: Path) -> tuple[Path, Path]:
-    """The files of the daemon's own certificate, made if they are not there."""
+def _make_own(state_dir: Path) -> tuple[Path, Path]:
+    """Make the daemon's own certificate if it is missing. Returns its file, and that of its key."""
     folder = state_dir / "tls"
     cert, key = folder / "cert.pem", folder / "key.pem"
     if not (cert.exists() and key.exists()):
         folder.mkdir(mode=0o700, exist_ok=True)
         certificate, secret = _make()
-        _write(key, secret)
-        _write(cert, certificate)
+        create_file(key, secret)
+        create_file(cert, certificate)
     return cert, key
 
 
@@ -80,13 +80,3 @@ def _make() -> tuple[bytes, bytes]:
     )
     pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     return made.public_bytes(pem), secret.private_bytes(pem, form, serialization.NoEncryption())
-
-
-def _write(path: Path, data: bytes) -> None:
-    fresh = path.with_name(path.name + ".new")
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)

@@ -41,7 +41,7 @@ class Pace:
         self._left, self._at = burst, time.monotonic()
 
     def take(self) -> float:
-        """0 if one more event may happen now, which counts then; else seconds until one may."""
+        """Count one more event, and return 0. Where it may not happen yet: count nothing, and return the seconds until it may."""
         now = time.monotonic()
         self._left = min(self._burst, self._left + (now - self._at) * self._per_s)
         self._at = now
@@ -60,7 +60,7 @@ class Shares:
         self._paces: OrderedDict[str, Pace] = OrderedDict()
 
     def enter(self, key: str) -> bool:
-        """Open one more; False: it has its share. `leave` what was entered."""
+        """Open one more under this key, until `leave`. False: the key has its share already."""
         pace = self._paces.get(key)
         if pace is None:
             pace = self._paces[key] = Pace(self._per_s, self._burst)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
 import secrets
 import threading
 import time
@@ -24,6 +23,7 @@ from snapshotd.api.access import Scope
 from snapshotd.api.operations import ADMIN
 from snapshotd.daemon.access.principals import GRANTS, Principal
 from snapshotd.errors import Conflict, DataLoss, LimitExceeded, NotFound, NotPermitted, UsageError, check_format
+from snapshotd.kernel.files import create_file
 from snapshotd.terms import DEFAULT_TENANT, NAME_PATTERN, RESERVED_TENANTS
 
 PREFIX = "sdt_"
@@ -65,14 +65,10 @@ class Tokens:
         """By id, in the order in which they were made."""
         self._version: _Version | None = None
 
-    def check(self, text: str) -> Principal:
-        """The caller that shows a token. NotPermitted: it is none, was revoked, or has expired; the error tells nothing of
-        the text. Takes the same time for all that are refused."""
-        principal, _ = self.check_until(text)
-        return principal
-
-    def check_until(self, text: str) -> tuple[Principal, int | None]:
-        """The same, with the time (ns since the epoch) at which the token expires."""
+    def check(self, text: str) -> tuple[Principal, int | None]:
+        """Return the caller that shows a token, and the time (ns since the epoch) at which the token expires. NotPermitted: the text
+        is no token, or the token was revoked or has expired; the error tells nothing of the text. A refusal takes the same time
+        for every text."""
         found = self._present().get(text.removeprefix(PREFIX).partition("_")[0])
         digest = _digest(text)
         is_same = hmac.compare_digest(digest, _UNKNOWN if found is None else found.digest)
@@ -83,16 +79,11 @@ class Tokens:
             )
         return found.principal(), found.expires_at_ns
 
-    def holds(self, token_id: str) -> bool:
-        """True if a token with this id has neither been revoked nor expired."""
-        found = self._present().get(token_id)
-        return found is not None and not found.has_expired()
-
     def create(
         self, name: str, scopes: Collection[Scope], *, tenant: str | None = None, expires_at_ns: int | None = None
     ) -> tuple[Token, str]:
-        """A new token, and its text, which is not kept. `tenant`: the default tenant if None; one with the scope admin has
-        none. UsageError; Conflict: the name is taken; LimitExceeded."""
+        """Make a token. Returns it and its text, which is not kept. `tenant`: None: the default tenant, or for the scope admin no
+        tenant. UsageError; Conflict: the name is taken; LimitExceeded."""
         if not NAME_PATTERN.fullmatch(name):
             raise UsageError(f"{name[:80]!r} cannot be the name of a token: use up to 64 letters, digits and ._-")
         kept = tuple(scope for scope in get_args(Scope) if scope in scopes)
@@ -154,18 +145,7 @@ class Tokens:
 
     def _write(self, tokens: Iterable[Token]) -> None:
         text = json.dumps({"format": _FORMAT, "tokens": [asdict(one) for one in tokens]})
-        fresh = self._path.with_name(self._path.name + ".new")
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        create_file(self._path, text.encode())
 
 
 def _digest(text: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.cli.commands.running.create import command as create
-from snapshotd.cli.documents import as_page, in_short
+from snapshotd.cli.documents import as_page, short_json
 from snapshotd.cli.values import sandbox_keywords
 from snapshotd.types import new_id, short
 from tests.unit.cli.conftest import Cli
@@ -259,8 +259,8 @@ def test_mistakes_with_secrets_are_told_without_them(
 
 
 def test_values_are_safe_to_show() -> None:
-    assert in_short({"a": "\x1b\u202e☃"}) == '{"a": "\\u001b\\u202e☃"}'
-    assert in_short("x" * 100) == '"' + "x" * 58 + "…"
+    assert short_json({"a": "\x1b\u202e☃"}) == '{"a": "\\u001b\\u202e☃"}'
+    assert short_json("x" * 100) == '"' + "x" * 58 + "…"
     page = as_page({"a": "\x7f\u202e☃\n\U000e0001"})
     assert page.replace("\n", "").isprintable()
     assert json.loads(page) == {"a": "\x7f\u202e☃\n\U000e0001"}

@@ -11,7 +11,7 @@ import pytest
 
 from snapshotd.cli.command import after_dashes
 from snapshotd.cli.commands.running.exec import command as exec_
-from snapshotd.cli.commands.running.run import _program
+from snapshotd.cli.commands.running.run import _parse_program
 from snapshotd.cli.commands.running.run import command as run
 from snapshotd.types import short
 from tests.unit.cli.conftest import Cli, Ran
@@ -146,7 +146,7 @@ def test_run_json_is_one_event_per_line_ending_with_finished(cli: Cli, agent: st
 )
 def test_run_knows_its_own_words_from_the_agents(words: list[str], argv: list[str], network: str | None) -> None:
     context = run.make_context("run", words)
-    told = _program(context.params["program"], after_dashes(context))
+    told = _parse_program(context.params["program"], after_dashes(context))
     assert [*filter(None, [told["agent"]]), *(told["args"] or told["command"] or [])] == argv
     assert context.params["network"] == network
 

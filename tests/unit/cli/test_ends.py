@@ -152,7 +152,7 @@ def test_a_group_alone_shows_its_help(cli: Cli, words: list[str]) -> None:
     done = cli(*words)
     assert (done.code, done.err) == (0, "")
     assert done.out == cli(*words, "--help").out
-    assert "\nCommands:\n" in done.out or "\nLooking:\n" in done.out
+    assert "\nCommands:\n" in done.out or "\nInspection:\n" in done.out
 
 
 def test_the_reader_of_every_command_may_go_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

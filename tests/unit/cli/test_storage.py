@@ -491,7 +491,7 @@ def test_a_meter_follows_lines_and_counts(monkeypatch: pytest.MonkeyPatch) -> No
         meter.line("writing\x1b[2J")
         assert task.description == "writing\\x1b[2J"
     with Meter("importing", total_bytes=100) as meter:
-        meter.moved(40)
+        meter.show_bytes(40)
         meter.line("7 of 9")
         task = meter._bar.tasks[0]  # type: ignore[union-attr]
         assert (task.completed, task.total, task.fields["detail"]) == (40, 100, "40 B")

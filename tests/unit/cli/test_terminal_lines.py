@@ -16,7 +16,7 @@ import pytest
 from snapshotd.cli.changes import ShownPatch
 from snapshotd.cli.follow import BetweenLines
 from snapshotd.cli.main import main
-from snapshotd.cli.text import fitted
+from snapshotd.cli.text import fit_text
 from snapshotd.terms import ARGUMENT_CHARS, main_argument
 from tests.unit.cli.conftest import Cli
 
@@ -99,9 +99,9 @@ def test_a_patch_has_no_colour_where_none_is_wanted_and_is_as_it_is_in_a_pipe(
 
 def test_a_text_is_cut_to_the_terminals_width_and_has_no_controls() -> None:
     with terminal(40) as wide, terminal(20) as narrow:
-        assert fitted("x" * 100, 10, wide) == "x" * 29 + "…"
-        assert fitted("\x1b[2Jx", 30, wide) == "\\x1b[2Jx"
-        assert fitted("x" * 100, 30, narrow) == "x" * 9 + "…", "some of it is shown on any terminal"
+        assert fit_text("x" * 100, 10, wide) == "x" * 29 + "…"
+        assert fit_text("\x1b[2Jx", 30, wide) == "\\x1b[2Jx"
+        assert fit_text("x" * 100, 30, narrow) == "x" * 9 + "…", "some of it is shown on any terminal"
 
 
 def test_tree_has_columns_and_what_each_call_did(cli: Cli, box: str) -> None:

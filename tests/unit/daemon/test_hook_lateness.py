@@ -21,7 +21,7 @@ def test_a_hook_that_takes_long_is_answered_and_goes_on(late: LateAnswers) -> No
     ours, theirs = socket.socketpair()
     theirs.settimeout(60)
     with ours, theirs:
-        with late.answered(ours, 11, "it goes on\n"):
+        with late.answer_late(ours, 11, "it goes on\n"):
             answer = b""
             while piece := theirs.recv(100):
                 answer += piece
@@ -32,7 +32,7 @@ def test_a_hook_that_takes_long_is_answered_and_goes_on(late: LateAnswers) -> No
 
 def test_each_of_several_is_answered(late: LateAnswers) -> None:
     pairs = [socket.socketpair() for _ in range(3)]
-    inside = [late.answered(ours, 11, str(number)) for number, (ours, _) in enumerate(pairs)]
+    inside = [late.answer_late(ours, 11, str(number)) for number, (ours, _) in enumerate(pairs)]
     for one in inside:
         one.__enter__()
     for number, (ours, theirs) in enumerate(pairs):
@@ -45,9 +45,9 @@ def test_each_of_several_is_answered(late: LateAnswers) -> None:
 
 def test_a_hook_that_has_ended_is_not_answered_so(late: LateAnswers) -> None:
     done, slow = socket.socketpair(), socket.socketpair()
-    with late.answered(done[0], 11, "late"):
+    with late.answer_late(done[0], 11, "late"):
         pass
-    with late.answered(slow[0], 11, "late"):
+    with late.answer_late(slow[0], 11, "late"):
         slow[1].settimeout(60)
         assert slow[1].recv(100) == b"\x0blate", "this one began later, so the other's time is over too"
     done[0].sendall(b"\0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import click
 
@@ -18,8 +19,7 @@ from snapshotd.terms import short
 @declare("approval", examples=["snapshotd approval a1b2c3", "snapshotd approval --json a1b2c3 | jq .arguments"])
 @json_option
 @click.argument("approval", metavar="ID", shell_complete=complete_approval)
-@click.pass_context
-def command(ctx: click.Context, approval: str, as_json: bool) -> int:
+def command(ctx: click.Context, approval: str, as_json: bool) -> None:
     """Show what an approval is about.
 
     The output names the trajectory that asks, the tool and its arguments, and the files that changed since the
@@ -38,7 +38,6 @@ def command(ctx: click.Context, approval: str, as_json: bool) -> int:
         )
     else:
         _print(view)
-    return 0
 
 
 def _print(view: ApprovalView) -> None:
@@ -46,7 +45,7 @@ def _print(view: ApprovalView) -> None:
     name = view.trajectory.name or short(item.trajectory)
     facts = [
         ("approval", item.id),
-        ("status", decided(item)),
+        ("status", decision_text(item)),
         ("trajectory", f"{name}  ({item.trajectory})"),
         ("snapshot", item.snapshot),
         ("asked", item.created_at),
@@ -78,7 +77,18 @@ def _json_lines(title: str, value: object) -> None:
         click.echo(f"  {line}")
 
 
-def decided(item: ApprovalInfo) -> str:
+def report_decisions(decisions: Iterable[ApprovalInfo], *, as_json: bool) -> None:
+    """Print each decision when it is made, or all of them as JSON."""
+    done = []
+    for each in decisions:
+        done.append(each)
+        if not as_json:
+            click.echo(f"{short(each.id)}  {decision_text(each)}")
+    if as_json:
+        print_json(done)
+
+
+def decision_text(item: ApprovalInfo) -> str:
     """`approved by ann at ...: looks right`, or the status alone."""
     text = item.status
     if item.by is not None:

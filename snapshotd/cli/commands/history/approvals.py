@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from typing import Any
 
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.documents import in_short
+from snapshotd.cli.documents import short_json
 from snapshotd.cli.follow import INTERRUPTED, note
-from snapshotd.cli.text import ago, print_json, printable, shown_id, status, table
+from snapshotd.cli.text import ago, id_text, print_ids, print_json, print_list, printable, status
 from snapshotd.client.client import Snapshotd
-from snapshotd.client.results import ApprovalInfo
 from snapshotd.errors import DaemonUnavailable
 from snapshotd.terms import number_of, short
 
@@ -27,7 +25,6 @@ from snapshotd.terms import number_of, short
 @click.option("-q", "--quiet", is_flag=True, help="Only ids.")
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
-@click.pass_context
 def command(ctx: click.Context, everything: bool, watch: bool, quiet: bool, no_trunc: bool, as_json: bool) -> int:
     """List what waits for a person.
 
@@ -41,32 +38,26 @@ def command(ctx: click.Context, everything: bool, watch: bool, quiet: bool, no_t
     if watch:
         return _watch(client, as_json)
     found = client.approvals(None if everything else "pending")
-    if as_json:
-        print_json([dataclasses.asdict(item) for item in found])
-    elif quiet:
-        for item in found:
-            click.echo(shown_id(item.id, full=no_trunc))
-    else:
-        _table(found, no_trunc)
-    return 0
-
-
-def _table(found: list[ApprovalInfo], full: bool) -> None:
-    rows = [
-        (
-            shown_id(item.id, full=full),
-            shown_id(item.trajectory, full=full),
+    if quiet and not as_json:
+        print_ids((item.id for item in found), full=no_trunc)
+        return 0
+    print_list(
+        found,
+        ("APPROVAL", "TRAJECTORY", "TOOL", "SIDE EFFECT", "STATUS", "ASKED", "EXPIRES", "BY", "WHAT"),
+        lambda item: (
+            id_text(item.id, full=no_trunc),
+            id_text(item.trajectory, full=no_trunc),
             printable(item.name),
             item.side_effect,
             status(item.status),
             ago(item.created_at),
             item.expires_at or "-",
             printable(item.by or "-"),
-            in_short(item.arguments) if item.question is None else printable(item.question),
-        )
-        for item in found
-    ]
-    table(("APPROVAL", "TRAJECTORY", "TOOL", "SIDE EFFECT", "STATUS", "ASKED", "EXPIRES", "BY", "WHAT"), rows)
+            short_json(item.arguments) if item.question is None else printable(item.question),
+        ),
+        as_json=as_json,
+    )
+    return 0
 
 
 def _watch(client: Snapshotd, as_json: bool) -> int:
@@ -75,16 +66,8 @@ def _watch(client: Snapshotd, as_json: bool) -> int:
         events = client.watch()
         waiting = client.approvals("pending")
         for item in waiting:
-            _tell(
-                {
-                    "event": "approval",
-                    "id": item.id,
-                    "name": item.name,
-                    "status": item.status,
-                    "trajectory": item.trajectory,
-                },
-                as_json,
-            )
+            event = {name: getattr(item, name) for name in ("id", "name", "status", "trajectory")}
+            _tell({"event": "approval", **event}, as_json)
         known = {item.id for item in waiting}
         for event in events:
             if event["event"] == "approval" and not (event["status"] == "pending" and event["id"] in known):

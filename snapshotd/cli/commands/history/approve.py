@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
-from snapshotd.cli.commands.history.approval import decided
+from snapshotd.cli.commands.history.approval import report_decisions
 from snapshotd.cli.documents import json_file
-from snapshotd.cli.text import print_json
 from snapshotd.cli.values import complete_approval
 from snapshotd.client.verbs.history import RECORDED
-from snapshotd.terms import short
 
 
 @declare(
@@ -30,7 +26,6 @@ from snapshotd.terms import short
 @click.option("--by", metavar="NAME", help="Name of the decider; default: the user who runs this.")
 @json_option
 @click.argument("approvals", metavar="ID...", nargs=-1, required=True, shell_complete=complete_approval)
-@click.pass_context
 def command(
     ctx: click.Context,
     approvals: tuple[str, ...],
@@ -38,7 +33,7 @@ def command(
     arguments: str | None,
     by: str | None,
     as_json: bool,
-) -> int:
+) -> None:
     """Let a call run that waits for it.
 
     An approval holds for the tool, the arguments and the files that it was asked for: it is refused (exit code 6) when
@@ -48,11 +43,6 @@ def command(
         refuse("--arguments are for one approval; name only that")
     given = RECORDED if arguments is None else json_file(arguments, "the arguments")
     client = connect(ctx)
-    done = []
-    for each in approvals:
-        done.append(client.approve(each, by=by, reason=reason, arguments=given))
-        if not as_json:
-            click.echo(f"{short(done[-1].id)}  {decided(done[-1])}")
-    if as_json:
-        print_json([dataclasses.asdict(item) for item in done])
-    return 0
+    report_decisions(
+        (client.approve(each, by=by, reason=reason, arguments=given) for each in approvals), as_json=as_json
+    )

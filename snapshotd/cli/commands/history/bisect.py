@@ -11,9 +11,9 @@ from snapshotd.cli.changes import change_json, change_line
 from snapshotd.cli.command import after_dashes, connect, declare, json_option, refuse
 from snapshotd.cli.documents import content_text
 from snapshotd.cli.follow import note
-from snapshotd.cli.taken import snapshot_json
+from snapshotd.cli.snapshots import snapshot_json
 from snapshotd.cli.text import call_text, print_json, printable, status
-from snapshotd.cli.values import Count, Variable, complete_snapshot, complete_trajectory
+from snapshotd.cli.values import Count, complete_snapshot, complete_trajectory, process_options
 from snapshotd.client.branching.results import BisectInfo
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import SnapshotInfo
@@ -34,16 +34,11 @@ _FILES, _MESSAGES, _CHARS = 20, 6, 500
 @click.option("--bad", metavar="ID", help="Where it fails.  [default: the head]", shell_complete=complete_snapshot)
 @click.option("--parallel", metavar="N", type=Count(1), default=1, help="Snapshots tried at once.  [default: 1]")
 @click.option("--repeat", metavar="N", type=Count(0), default=1, help="Times to run the border again.  [default: 1]")
-@click.option("-w", "--cwd", metavar="DIR", help="Working directory in the sandbox.")
-@click.option(
-    "-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on."
-)
-@click.option("-u", "--user", metavar="USER[:GROUP]", help="Who runs it in the sandbox, by name or number.")
+@process_options
 @json_option
 @click.argument(
     "words", metavar="TRAJECTORY -- CMD [ARGS]...", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_trajectory
 )
-@click.pass_context
 def command(
     ctx: click.Context,
     /,
@@ -54,7 +49,7 @@ def command(
     repeat: int,
     as_json: bool,
     **options: Any,
-) -> int:
+) -> None:
     """Find the call that broke it: the first snapshot where a command fails.
 
     The command runs in throw-away forks of snapshots between a good and a bad one, which halve what is left. Exit code
@@ -77,13 +72,12 @@ def command(
     changes = list(client.diff(before, found.first_bad.id))
     if as_json:
         print_json(_json(found) | {"changes": [change_json(change) for change in changes]})
-        return 0
+        return
     _show(client, found)
     for change in changes[:_FILES]:
         click.echo(f"  {change_line(change)}")
     if len(changes) > _FILES:
         click.echo(f"  and {len(changes) - _FILES} more: snapshotd diff {short(found.first_bad.id)}")
-    return 0
 
 
 def _say(tried: Tried) -> None:
@@ -121,13 +115,13 @@ def _show(client: Snapshotd, found: BisectInfo) -> None:
         note(f"the command is flaky, so this may not be where it broke: {told}; --repeat asks more often")
     said = client.conversation(found.first_bad.id)[found.last_good.messages :]
     for message in said[-_MESSAGES:]:
-        first, *rest = _said(message.content)[:_CHARS].split("\n")
+        first, *rest = _message_text(message.content)[:_CHARS].split("\n")
         click.echo(f"  {printable(message.role)}: {printable(first)}")
         for line in rest:
             click.echo(f"    {printable(line)}")
 
 
-def _said(content: Any) -> str:
+def _message_text(content: Any) -> str:
     """The text of a message, also of a tool's result that is an object with a text."""
     inner = content.get("content") if isinstance(content, dict) else None
     return content_text(inner if isinstance(inner, str) else content)

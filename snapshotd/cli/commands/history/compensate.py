@@ -16,7 +16,6 @@ from snapshotd.errors import SandboxFailed
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
 @click.argument("calls", metavar="[CALL]...", nargs=-1)
-@click.pass_context
 def command(ctx: click.Context, trajectory: str, calls: tuple[str, ...], no_trunc: bool, as_json: bool) -> int:
     """Run the compensations of irreversible calls that were left behind.
 

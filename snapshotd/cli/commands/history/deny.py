@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.commands.history.approval import decided
-from snapshotd.cli.text import print_json
+from snapshotd.cli.commands.history.approval import report_decisions
 from snapshotd.cli.values import complete_approval
-from snapshotd.terms import short
 
 
 @declare("deny", examples=["snapshotd deny a1b2c3 --reason 'the amount is wrong'"])
@@ -18,19 +14,11 @@ from snapshotd.terms import short
 @click.option("--by", metavar="NAME", help="Name of the decider; default: the user who runs this.")
 @json_option
 @click.argument("approvals", metavar="ID...", nargs=-1, required=True, shell_complete=complete_approval)
-@click.pass_context
-def command(ctx: click.Context, approvals: tuple[str, ...], reason: str | None, by: str | None, as_json: bool) -> int:
+def command(ctx: click.Context, approvals: tuple[str, ...], reason: str | None, by: str | None, as_json: bool) -> None:
     """Refuse a call that waits for approval.
 
     The agent gets an error that names who refused it and why, and goes on. With --json: an array of approvals as
     `approvals --json` has them.
     """
     client = connect(ctx)
-    done = []
-    for each in approvals:
-        done.append(client.deny(each, by=by, reason=reason))
-        if not as_json:
-            click.echo(f"{short(done[-1].id)}  {decided(done[-1])}")
-    if as_json:
-        print_json([dataclasses.asdict(item) for item in done])
-    return 0
+    report_decisions((client.deny(each, by=by, reason=reason) for each in approvals), as_json=as_json)

@@ -12,8 +12,8 @@ from snapshotd.cli.command import ask, connect, declare, json_option, refuse
 from snapshotd.cli.documents import as_page, file_bytes, json_file, json_value, messages_of
 from snapshotd.cli.follow import note, patience
 from snapshotd.cli.text import print_json
-from snapshotd.cli.values import Count, Name, Pair, Variable, complete_snapshot
-from snapshotd.cli.waiting import Wait, settled, wait_option
+from snapshotd.cli.values import Count, Name, Pair, complete_snapshot, env_option
+from snapshotd.cli.waiting import Wait, wait_for_head, wait_option
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.local.arguments import sandbox_path
 from snapshotd.client.verbs.history import RECORDED
@@ -57,15 +57,12 @@ _RESULT_BYTES = 1 << 20
     multiple=True,
     help="Set a key of the agent's state; null removes it.",
 )
-@click.option(
-    "-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on."
-)
+@env_option
 @click.option("--resume", is_flag=True, help="Let the agent go on from there; `snapshotd attach` follows it.")
 @click.option("--name", type=Name(), metavar="NAME", help="Name of the new trajectory.")
 @wait_option
 @json_option
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
-@click.pass_context
 def command(
     ctx: click.Context,
     /,
@@ -75,7 +72,7 @@ def command(
     wait: Wait | None,
     as_json: bool,
     **options: Any,
-) -> int:
+) -> None:
     """Make a new trajectory from a snapshot with something changed.
 
     A file, a message, the tool call's result, a value of the state, or the environment; the old snapshot stays as it
@@ -93,14 +90,13 @@ def command(
         changes = _in_editor(client, snapshot)
     if changes is None:
         note("nothing was changed, so nothing was made")
-        return 0
+        return
     with patience():
         made = client.edit(snapshot, **changes, name=name, resume=resume, wait=wait or "captured")
     if as_json:
-        print_json({"trajectory": made.id, **({} if wait is None else {"state": settled(client, made.id, wait)})})
+        print_json({"trajectory": made.id, **({} if wait is None else {"state": wait_for_head(client, made.id, wait)})})
     else:
         click.echo(made.id)
-    return 0
 
 
 def _changes(options: dict[str, Any]) -> dict[str, Any]:
@@ -134,12 +130,12 @@ def _changes(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_editor(client: Snapshotd, ref: str) -> dict[str, Any] | None:
-    """The client's keywords for a person's changes to a document; None if there are none. A person can mend broken
-    JSON; it is not lost."""
+    """Let a person change the document. Returns the client's keywords for the changes; None: there are none. Broken JSON is not
+    lost: the person can mend it."""
     before = _document(client, ref)
     text = as_page(before)
     while True:
-        edited = _edited(text)
+        edited = _edit_text(text)
         if edited is None or edited == text:
             return None
         try:
@@ -150,8 +146,8 @@ def _in_editor(client: Snapshotd, ref: str) -> dict[str, Any] | None:
         text = edited
 
 
-def _edited(text: str) -> str | None:
-    """The text as a person's editor leaves it; None if it was not written. UsageError: the editor failed."""
+def _edit_text(text: str) -> str | None:
+    """Open the text in a person's editor. Returns the text that was saved; None: nothing was. UsageError: the editor failed."""
     try:
         edited = click.edit(text.encode(), extension=".json")
     except (click.ClickException, ValueError) as exc:  # it cannot be run, it failed, or $EDITOR cannot be split
@@ -174,7 +170,7 @@ def _document(client: Snapshotd, ref: str) -> dict[str, Any]:
 
 
 def _result(client: Snapshotd, ref: str) -> Any:
-    """The tool call's recorded result; RECORDED if it has none, or it is no JSON of a size that a person edits."""
+    """Return the recorded result of the tool call; RECORDED: the call has none, or one that is no JSON or too large to edit."""
     data = b""
     try:
         for piece in client.output(ref, "output"):
@@ -187,7 +183,7 @@ def _result(client: Snapshotd, ref: str) -> Any:
 
 
 def _difference(before: dict[str, Any], after: Any) -> dict[str, Any] | None:
-    """The request to the daemon that turns one document into the other."""
+    """Return the client's keywords that turn one document into the other; None: they are the same."""
     allowed = {*before, "result"}
     if not isinstance(after, dict) or not set(after) <= allowed or not isinstance(after.get("state", {}), dict):
         raise UsageError(f"the document must be an object with {', '.join(sorted(allowed))}, and its state an object")

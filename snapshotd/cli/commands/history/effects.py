@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
-from collections.abc import Iterable
 
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.documents import in_short
-from snapshotd.cli.text import print_json, printable, shown_id, status, table
+from snapshotd.cli.documents import short_json
+from snapshotd.cli.text import id_text, print_list, printable, status
 from snapshotd.cli.values import complete_trajectory
 from snapshotd.client.results import EffectInfo
 
@@ -22,34 +20,28 @@ from snapshotd.client.results import EffectInfo
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
-@click.pass_context
-def command(ctx: click.Context, trajectory: str, no_trunc: bool, as_json: bool) -> int:
+def command(ctx: click.Context, trajectory: str, no_trunc: bool, as_json: bool) -> None:
     """List irreversible calls that rewinds left behind.
 
     Newest first: their effects cannot be taken back, at most compensated (`snapshotd compensate`). With --json: an
     array of {trajectory,call,name,arguments,status,started_at,result,compensation,compensated}.
     """
     report_effects(connect(ctx).effects(trajectory), full=no_trunc, as_json=as_json)
-    return 0
 
 
 def report_effects(found: list[EffectInfo], *, full: bool, as_json: bool) -> None:
-    if as_json:
-        print_json([dataclasses.asdict(item) for item in found])
-    else:
-        table(("CALL", "NAME", "ARGUMENTS", "STATUS", "COMPENSATED", "COMPENSATION"), effect_rows(found, full=full))
+    """Print the calls as a table, or as JSON."""
+    header = ("CALL", "NAME", "ARGUMENTS", "STATUS", "COMPENSATED", "COMPENSATION")
+    print_list(found, header, lambda item: effect_row(item, full=full), as_json=as_json)
 
 
-def effect_rows(found: Iterable[EffectInfo], *, full: bool) -> list[tuple[str, ...]]:
-    """One row for each: the call, its arguments and status, and its compensation."""
-    return [
-        (
-            shown_id(item.call, full=full),
-            printable(item.name),
-            in_short(item.arguments),
-            status(item.status or "cut off"),
-            status(item.compensated or "no"),
-            "-" if item.compensation is None else printable(shlex.join(item.compensation)),
-        )
-        for item in found
-    ]
+def effect_row(item: EffectInfo, *, full: bool) -> tuple[str, ...]:
+    """The call, its arguments and status, and its compensation."""
+    return (
+        id_text(item.call, full=full),
+        printable(item.name),
+        short_json(item.arguments),
+        status(item.status or "cut off"),
+        status(item.compensated or "no"),
+        "-" if item.compensation is None else printable(shlex.join(item.compensation)),
+    )

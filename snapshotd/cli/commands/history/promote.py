@@ -6,7 +6,7 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.follow import patience
-from snapshotd.cli.taken import report_taken
+from snapshotd.cli.snapshots import report_snapshot
 from snapshotd.cli.values import complete_trajectory
 from snapshotd.cli.waiting import Wait, wait_option
 
@@ -25,10 +25,9 @@ from snapshotd.cli.waiting import Wait, wait_option
 @wait_option
 @json_option
 @click.argument("branch", shell_complete=complete_trajectory)
-@click.pass_context
 def command(
     ctx: click.Context, branch: str, into: str | None, yes: bool, compensate: bool, wait: Wait | None, as_json: bool
-) -> int:
+) -> None:
     """Make a fork the head of the trajectory that it came from.
 
     The trajectory takes over files, conversation, journal and state, as a new snapshot: nothing is lost, `snapshotd
@@ -39,5 +38,4 @@ def command(
     client = connect(ctx)
     with patience():
         taken = client.promote(branch, into=into, leave_behind=yes, compensate=compensate, wait=wait or "captured")
-    report_taken(client, taken, wait, as_json=as_json)
-    return 0
+    report_snapshot(client, taken, wait, as_json=as_json)

@@ -6,7 +6,7 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.follow import note, patience
-from snapshotd.cli.taken import report_taken
+from snapshotd.cli.snapshots import report_snapshot
 from snapshotd.cli.values import complete_task, complete_trajectory
 from snapshotd.cli.waiting import Wait, wait_option
 
@@ -18,7 +18,6 @@ from snapshotd.cli.waiting import Wait, wait_option
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
 @click.argument("task", shell_complete=complete_task)
-@click.pass_context
 def command(
     ctx: click.Context,
     trajectory: str,
@@ -27,7 +26,7 @@ def command(
     no_resume: bool,
     wait: Wait | None,
     as_json: bool,
-) -> int:
+) -> None:
     """Do one task of an agent again.
 
     Goes back to the snapshot before the task began, compensates its irreversible calls, and lets the program go on from
@@ -39,7 +38,6 @@ def command(
         taken = client.retry(
             trajectory, task, compensate=not no_compensate, resume=not no_resume, wait=wait or "captured"
         )
-    report_taken(client, taken, wait, as_json=as_json)
+    report_snapshot(client, taken, wait, as_json=as_json)
     if not no_resume:
         note(f"the program goes on; `snapshotd attach {trajectory}` follows it")
-    return 0

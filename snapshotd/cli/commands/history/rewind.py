@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from typing import Any
 
@@ -10,9 +9,9 @@ import click
 
 from snapshotd.cli.changes import change_json, change_line
 from snapshotd.cli.command import ask, connect, declare, is_terminal, json_option, refuse
-from snapshotd.cli.commands.history.effects import effect_rows
-from snapshotd.cli.documents import content_text, shortened
-from snapshotd.cli.taken import report_taken
+from snapshotd.cli.commands.history.effects import effect_row
+from snapshotd.cli.documents import content_text, shorten
+from snapshotd.cli.snapshots import report_snapshot
 from snapshotd.cli.text import print_json, printable
 from snapshotd.cli.values import complete_snapshot, complete_trajectory
 from snapshotd.cli.waiting import Wait, wait_option
@@ -53,7 +52,6 @@ _WORDS: dict[str, str] = {
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
-@click.pass_context
 def command(
     ctx: click.Context,
     /,
@@ -66,7 +64,7 @@ def command(
     yes: bool,
     wait: Wait | None,
     as_json: bool,
-) -> int:
+) -> None:
     """Go back to an older snapshot, in place.
 
     Files, conversation, journal and state, or one of the two. In a few milliseconds, and recorded as a new snapshot:
@@ -90,19 +88,19 @@ def command(
             print_json(_json(found))
         else:
             _show(trajectory, found)
-        return 0
+        return
     if chosen != "files" and not compensate and not yes:
         # Asked for the mind alone, which needs no comparison of files: that would take longer than the rewind.
         left = client.preview_rewind(trajectory, snapshot, mode="conversation", max_files=0).effects
         if left and (as_json or not is_terminal()):
             refuse(
-                f"rewinding {trajectory} would leave {_named(left)} behind, which cannot be undone; choose --compensate or --yes, or look "
-                f"at it with --preview"
+                f"rewinding {trajectory} would leave {_effect_names(left)} behind, which cannot be undone; choose --compensate or --yes, "
+                f"or look at it with --preview"
             )
         if left:
             _show(trajectory, client.preview_rewind(trajectory, snapshot, mode=chosen, session=session))
             ask("Rewind all the same?")
-    report_taken(
+    report_snapshot(
         client,
         client.rewind(
             trajectory, snapshot, mode=chosen, compensate=compensate, wait=wait or "captured", session=session
@@ -110,10 +108,9 @@ def command(
         wait,
         as_json=as_json,
     )
-    return 0
 
 
-def _named(left: tuple[EffectInfo, ...]) -> str:
+def _effect_names(left: tuple[EffectInfo, ...]) -> str:
     names = [f"{printable(item.name)} ({short(item.call)})" for item in left[:5]]
     return ", ".join(names) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
 
@@ -125,8 +122,8 @@ def _json(preview: RewindPreview) -> dict[str, Any]:
         "rewinds": preview.rewinds,
         "changes": [change_json(item) for item in preview.changes],
         "change_count": preview.change_count,
-        "messages": [dataclasses.asdict(item) for item in preview.messages],
-        "effects": [dataclasses.asdict(item) for item in preview.effects],
+        "messages": preview.messages,
+        "effects": preview.effects,
         "untouched": list(preview.untouched),
     }
 
@@ -142,11 +139,11 @@ def _show(trajectory: str, preview: RewindPreview) -> None:
     _rest(len(preview.untouched) - _SHOWN_FILES)
     click.echo(click.style(f"messages that go: {len(preview.messages)}", bold=True))
     for message in preview.messages[:_SHOWN_MESSAGES]:
-        click.echo(f"  {printable(message.role)}: {shortened(printable(content_text(message.content)))}")
+        click.echo(f"  {printable(message.role)}: {shorten(printable(content_text(message.content)))}")
     _rest(len(preview.messages) - _SHOWN_MESSAGES)
     click.echo(click.style(f"calls that cannot be undone: {len(preview.effects)}", bold=True))
-    for row in effect_rows(preview.effects, full=False):
-        click.echo("  " + "  ".join(row))
+    for effect in preview.effects:
+        click.echo("  " + "  ".join(effect_row(effect, full=False)))
 
 
 def _rest(count: int) -> None:

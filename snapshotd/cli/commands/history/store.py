@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import click
 
-from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, json_option, refuse
-from snapshotd.cli.documents import as_page, file_bytes, in_short, json_value
-from snapshotd.cli.text import print_json, printable, table
+from snapshotd.cli.command import connect, declare, declare_group, json_option, refuse
+from snapshotd.cli.documents import as_page, file_bytes, json_value, short_json
+from snapshotd.cli.text import print_answer, print_json, print_list, printable
 from snapshotd.cli.values import Count, Duration, Pair
 from snapshotd.client.results import ValueInfo
 from snapshotd.terms import DEFAULT_TENANT
@@ -23,7 +22,7 @@ _IF_VERSION = click.option(
 )
 
 
-@click.group("store", cls=CliGroup, context_settings=CONTEXT_SETTINGS)
+@declare_group("store")
 def command() -> None:
     """Read and write the key-value store across trajectories.
 
@@ -33,29 +32,27 @@ def command() -> None:
 
 
 @declare(
-    "get", examples=["snapshotd store get team/plans release", "snapshotd store get --version 3 team/plans release"]
+    "get",
+    group=command,
+    examples=["snapshotd store get team/plans release", "snapshotd store get --version 3 team/plans release"],
 )
 @click.option("--version", metavar="N", type=Count(1), help="An older version.")
 @_TENANT
 @json_option
 @click.argument("namespace")
 @click.argument("key")
-@click.pass_context
-def get(ctx: click.Context, namespace: str, key: str, version: int | None, tenant: str, as_json: bool) -> int:
+def get(ctx: click.Context, namespace: str, key: str, version: int | None, tenant: str, as_json: bool) -> None:
     """Print a value.
 
     As JSON. With --json: {tenant,namespace,key,version,value,created_at,expires_at,is_deleted}.
     """
     found = connect(ctx).get_value(namespace, key, tenant=tenant, version=version)
-    if as_json:
-        print_json(dataclasses.asdict(found))
-    else:
-        click.echo(as_page(found.value))
-    return 0
+    print_answer(found, as_page(found.value), as_json=as_json)
 
 
 @declare(
     "put",
+    group=command,
     examples=[
         'snapshotd store put team/plans release \'{"date": "friday"}\'',
         "snapshotd store put --text notes today 'all well'",
@@ -70,7 +67,6 @@ def get(ctx: click.Context, namespace: str, key: str, version: int | None, tenan
 @click.argument("namespace")
 @click.argument("key")
 @click.argument("value", metavar="JSON|-")
-@click.pass_context
 def put(
     ctx: click.Context,
     namespace: str,
@@ -81,7 +77,7 @@ def put(
     if_version: int | None,
     tenant: str,
     as_json: bool,
-) -> int:
+) -> None:
     """Write a value.
 
     - takes it from standard input. Prints the new version's number. With --json: as `store get --json`.
@@ -89,15 +85,12 @@ def put(
     given = file_bytes("-", "the value").decode(errors="replace") if value == "-" else value
     content: Any = given if text else json_value(given, "the value")
     stored = connect(ctx).put_value(namespace, key, content, tenant=tenant, ttl_s=ttl, expected_version=if_version)
-    if as_json:
-        print_json(dataclasses.asdict(stored))
-    else:
-        click.echo(str(stored.version))
-    return 0
+    print_answer(stored, str(stored.version), as_json=as_json)
 
 
 @declare(
     "ls",
+    group=command,
     examples=["snapshotd store ls team", "snapshotd store ls team/plans --prefix rel --where owner.name='\"ann\"'"],
 )
 @click.option("--prefix", metavar="TEXT", default="", help="Only keys that begin so.")
@@ -113,7 +106,6 @@ def put(
 @_TENANT
 @json_option
 @click.argument("namespace")
-@click.pass_context
 def ls(
     ctx: click.Context,
     namespace: str,
@@ -123,7 +115,7 @@ def ls(
     after: str,
     tenant: str,
     as_json: bool,
-) -> int:
+) -> None:
     """List keys and their values.
 
     Lists a namespace and the ones below it, in the order of the keys. With --json: an array as of `store get --json`.
@@ -136,17 +128,15 @@ def ls(
         connect(ctx).search_values(namespace, tenant=tenant, prefix=prefix, where=fields, limit=limit, after=after),
         as_json,
     )
-    return 0
 
 
-@declare("rm", examples=["snapshotd store rm team/plans release"])
+@declare("rm", group=command, examples=["snapshotd store rm team/plans release"])
 @_IF_VERSION
 @_TENANT
 @json_option
 @click.argument("namespace")
 @click.argument("key")
-@click.pass_context
-def rm(ctx: click.Context, namespace: str, key: str, if_version: int | None, tenant: str, as_json: bool) -> int:
+def rm(ctx: click.Context, namespace: str, key: str, if_version: int | None, tenant: str, as_json: bool) -> None:
     """Remove a value.
 
     Recorded as a version: `store history` still has the older ones. With --json: {"removed":[key]}.
@@ -154,41 +144,33 @@ def rm(ctx: click.Context, namespace: str, key: str, if_version: int | None, ten
     connect(ctx).delete_value(namespace, key, tenant=tenant, expected_version=if_version)
     if as_json:
         print_json({"removed": [key]})
-    return 0
 
 
-@declare("history", examples=["snapshotd store history team/plans release"])
+@declare("history", group=command, examples=["snapshotd store history team/plans release"])
 @_TENANT
 @json_option
 @click.argument("namespace")
 @click.argument("key")
-@click.pass_context
-def history(ctx: click.Context, namespace: str, key: str, tenant: str, as_json: bool) -> int:
+def history(ctx: click.Context, namespace: str, key: str, tenant: str, as_json: bool) -> None:
     """List the versions of a value.
 
     Newest first, as far as they are kept. With --json: an array as of `store get --json`.
     """
     _report(connect(ctx).value_history(namespace, key, tenant=tenant), as_json)
-    return 0
 
 
 def _report(found: list[ValueInfo], as_json: bool) -> None:
-    if as_json:
-        print_json([dataclasses.asdict(item) for item in found])
-        return
-    rows = [
-        (
+    print_list(
+        found,
+        ("NAMESPACE", "KEY", "VERSION", "CREATED", "EXPIRES", "VALUE"),
+        lambda item: (
             printable(item.namespace),
             printable(item.key),
             str(item.version),
             item.created_at,
             item.expires_at or "-",
-            "deleted" if item.is_deleted else in_short(item.value),
-        )
-        for item in found
-    ]
-    table(("NAMESPACE", "KEY", "VERSION", "CREATED", "EXPIRES", "VALUE"), rows, right=(2,))
-
-
-for _each in (get, put, ls, rm, history):
-    command.add_command(_each)
+            "deleted" if item.is_deleted else short_json(item.value),
+        ),
+        as_json=as_json,
+        right=(2,),
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.taken import report_taken
+from snapshotd.cli.snapshots import report_snapshot
 from snapshotd.cli.values import complete_trajectory
 from snapshotd.cli.waiting import Wait, wait_option
 
@@ -14,8 +14,7 @@ from snapshotd.cli.waiting import Wait, wait_option
 @wait_option
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
-@click.pass_context
-def command(ctx: click.Context, trajectory: str, wait: Wait | None, as_json: bool) -> int:
+def command(ctx: click.Context, trajectory: str, wait: Wait | None, as_json: bool) -> None:
     """Take the last rewind, promotion or merge of a trajectory back.
 
     Files, conversation, journal and state return to the point before it. Refused when steps were taken since. The undo
@@ -23,5 +22,4 @@ def command(ctx: click.Context, trajectory: str, wait: Wait | None, as_json: boo
     it.
     """
     client = connect(ctx)
-    report_taken(client, client.undo(trajectory, wait=wait or "captured"), wait, as_json=as_json)
-    return 0
+    report_snapshot(client, client.undo(trajectory, wait=wait or "captured"), wait, as_json=as_json)

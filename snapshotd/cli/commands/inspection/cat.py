@@ -16,8 +16,7 @@ from snapshotd.client.local.arguments import sandbox_path
 @declare("cat", examples=["snapshotd cat a1b2c3:/workspace/app.py", "snapshotd cat best:app.py > app.py"])
 @json_option
 @click.argument("where", metavar="ID:PATH", shell_complete=complete_snapshot)
-@click.pass_context
-def command(ctx: click.Context, where: str, as_json: bool) -> int:
+def command(ctx: click.Context, where: str, as_json: bool) -> None:
     """Print a file as it was in a snapshot.
 
     A path that does not start with / starts at /workspace. With --json: {"snapshot","path","bytes","content_b64"}.
@@ -29,18 +28,15 @@ def command(ctx: click.Context, where: str, as_json: bool) -> int:
     client = connect(ctx)
     if as_json:
         content = b"".join(client.cat(ref, raw_path))
-        found = client.snapshot(ref).id
-        encoded = base64.b64encode(content).decode()
         print_json(
             {
-                "snapshot": found,
+                "snapshot": client.snapshot(ref).id,
                 "path": raw_path.decode(errors="replace"),
                 "bytes": len(content),
-                "content_b64": encoded,
+                "content_b64": base64.b64encode(content).decode(),
             }
         )
-        return 0
+        return
     raw = RawOutput()
     for piece in client.cat(ref, raw_path):
         raw.write("stdout", piece)
-    return 0

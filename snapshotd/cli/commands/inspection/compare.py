@@ -13,8 +13,8 @@ import click
 from snapshotd.api.experiments import AlignedCall, BranchInfo, CompareInfo, Difference, PairInfo
 from snapshotd.cli.changes import change_json, change_line
 from snapshotd.cli.command import connect, declare, json_option, refuse
-from snapshotd.cli.taken import snapshot_json
-from snapshotd.cli.text import call_text, print_json, printable, shown_id, status, table
+from snapshotd.cli.snapshots import snapshot_json
+from snapshotd.cli.text import call_text, id_text, print_json, printable, status, table
 from snapshotd.cli.values import complete_snapshot
 from snapshotd.client.results import SnapshotInfo
 from snapshotd.terms import short
@@ -43,8 +43,7 @@ _CHARS, _FILES = 60, 20
 )
 @json_option
 @click.argument("refs", metavar="A B [C]...", nargs=-1, required=True, shell_complete=complete_snapshot)
-@click.pass_context
-def command(ctx: click.Context, refs: tuple[str, ...], markdown: bool, html: Path | None, as_json: bool) -> int:
+def command(ctx: click.Context, refs: tuple[str, ...], markdown: bool, html: Path | None, as_json: bool) -> None:
     """Compare trajectories call by call: where they part, and how each came out.
 
     Any two or more trajectories or snapshots, related or not. Calls are aligned from the fork point: = the same, ~
@@ -65,7 +64,6 @@ def command(ctx: click.Context, refs: tuple[str, ...], markdown: bool, html: Pat
         _html(found, html)
     else:
         show_comparison(found, as_json=as_json)
-    return 0
 
 
 def show_comparison(found: CompareInfo, *, as_json: bool) -> None:
@@ -123,14 +121,15 @@ def _beginning(found: CompareInfo) -> str:
 def _calls(pair: PairInfo, left: BranchInfo, right: BranchInfo) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     left_title, right_title = _titles([left, right])
     rows: list[tuple[str, ...]] = [
-        (_SIGNS[call.difference][0], str(call.number), _shown(call.left), _shown(call.right)) for call in pair.calls
+        (_SIGNS[call.difference][0], str(call.number), _call_cell(call.left), _call_cell(call.right))
+        for call in pair.calls
     ]
     if left.forked_with != right.forked_with:
-        rows.insert(0, ("~", "", *(f"forked with {_forked_with(side)}" for side in (left, right))))
+        rows.insert(0, ("~", "", *(f"forked with {_variation_text(side)}" for side in (left, right))))
     return ("", "CALL", left_title.upper(), right_title.upper()), rows
 
 
-def _shown(one: SnapshotInfo | None) -> str:
+def _call_cell(one: SnapshotInfo | None) -> str:
     if one is None:
         return ""
     text = call_text(one.tool.name, one.tool.arguments, _CHARS)
@@ -138,7 +137,7 @@ def _shown(one: SnapshotInfo | None) -> str:
     return f"{text}  {status(one.tool.status)}{code}"
 
 
-def _forked_with(side: BranchInfo) -> str:
+def _variation_text(side: BranchInfo) -> str:
     text = printable(side.forked_with or "nothing else")
     return text if len(text) <= _CHARS else text[: _CHARS - 1] + "…"
 
@@ -162,11 +161,11 @@ def _files(pair: PairInfo, left: BranchInfo, right: BranchInfo) -> list[str]:
 
 
 def _titles(branches: Sequence[BranchInfo]) -> list[str]:
-    """A name for each, which no two share: branches without a step of their own are of one trajectory, and go by what
-    the user called them."""
+    """Return a name for each branch, no two alike. Branches without a step of their own belong to one trajectory: they keep
+    the reference that the user gave."""
     names = [printable(one.name or short(one.head.id)) for one in branches]
     return [
-        name if names.count(name) == 1 else printable(shown_id(one.ref, full=False))
+        name if names.count(name) == 1 else printable(id_text(one.ref, full=False))
         for name, one in zip(names, branches, strict=True)
     ]
 
@@ -175,7 +174,7 @@ def _outcomes(found: CompareInfo) -> tuple[tuple[str, ...], list[tuple[str, ...]
     """One column for each side."""
     of = found.branches
     lines = [
-        *([("forked with", [_forked_with(one) for one in of])] if any(one.forked_with for one in of) else []),
+        *([("forked with", [_variation_text(one) for one in of])] if any(one.forked_with for one in of) else []),
         ("head", [short(one.head.id) for one in of]),
         ("status", [status(one.status) for one in of]),
         ("exit code", ["-" if one.exit_code is None else str(one.exit_code) for one in of]),

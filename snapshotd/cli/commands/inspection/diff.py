@@ -31,7 +31,6 @@ _BAR_CHARS = 30
 @json_option
 @click.argument("a", metavar="A", shell_complete=complete_snapshot)
 @click.argument("b", metavar="[B]", required=False, shell_complete=complete_snapshot)
-@click.pass_context
 def command(ctx: click.Context, a: str, b: str | None, stat: bool, patch: bool, as_json: bool) -> int:
     """Show what changed between two snapshots.
 
@@ -57,13 +56,13 @@ def command(ctx: click.Context, a: str, b: str | None, stat: bool, patch: bool, 
             click.echo(change_line(change))
             shown += 1
     if not shown:
-        note(_nothing(client, a, b))
+        note(_unchanged_text(client, a, b))
     return 0
 
 
-def _nothing(client: Snapshotd, a: str, b: str | None) -> str:
-    """The sentence about two snapshots that have the same files. The last of a run is that of its end, which changed
-    nothing: the whole run is probably meant."""
+def _unchanged_text(client: Snapshotd, a: str, b: str | None) -> str:
+    """Say that two snapshots have the same files. A trajectory's name means its last snapshot, and that of a run is taken at
+    its end, which changed nothing: the user probably means the whole run."""
     if b is not None:
         return f"the files of {a} and {b} are the same"
     taken = client.snapshot(a)
@@ -93,8 +92,7 @@ def _patch(client: Snapshotd, a: str, b: str | None, as_json: bool) -> int:
 
 
 def _stat(changes: list[ChangeInfo]) -> int:
-    """Added bytes as `+`, removed ones as `-`, on a scale where the largest change fills the bar. The number of
-    changes."""
+    """Print added bytes as `+` and removed ones as `-`; the largest change fills the bar. Returns the number of changes."""
     moved = [(change, _bytes(change.before), _bytes(change.after)) for change in changes]
     most = max((before + after for _, before, after in moved), default=0) or 1
     width = max((len(change_path(change)) for change in changes), default=0)

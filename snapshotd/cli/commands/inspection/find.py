@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.text import print_json, printable, shown_id
+from snapshotd.cli.text import id_text, print_json, printable
 from snapshotd.cli.values import complete_trajectory
 from snapshotd.client.results import FIND_MAX, HitInfo
 from snapshotd.terms import number_of
@@ -27,10 +25,9 @@ from snapshotd.terms import number_of
 @json_option
 @click.argument("text")
 @click.argument("trajectory", required=False, shell_complete=complete_trajectory)
-@click.pass_context
 def command(
     ctx: click.Context, text: str, trajectory: str | None, limit: int, before: int | None, no_trunc: bool, as_json: bool
-) -> int:
+) -> None:
     """Find text in arguments, outputs and messages.
 
     Lists the records that have all words of TEXT, the newest first, in all trajectories, or in the history of one: where
@@ -41,25 +38,24 @@ def command(
     """
     found = connect(ctx).find(text, trajectory, limit=limit, before=before)
     if as_json:
-        print_json(dataclasses.asdict(found))
-        return 0
+        print_json(found)
+        return
     for hit in found.hits:
         click.echo(_line(hit, full=no_trunc))
     if found.next is not None:
         click.echo(f"there are more: add --before {found.next}", err=True)
     if found.waiting:
         click.echo(f"{number_of(found.waiting, 'snapshot')} not in the index yet", err=True)
-    return 0
 
 
 def _line(hit: HitInfo, *, full: bool) -> str:
-    owner = click.style(printable(hit.name or shown_id(hit.trajectory, full=full)), fg="magenta")
-    place = f"{hit.seq} {click.style(shown_id(hit.snapshot, full=full), fg='yellow')}"
+    owner = click.style(printable(hit.name or id_text(hit.trajectory, full=full)), fg="magenta")
+    place = f"{hit.seq} {click.style(id_text(hit.snapshot, full=full), fg='yellow')}"
     kind = hit.kind if hit.kind == "argument" else f"{hit.kind} {printable(hit.part)}"
-    return f"{owner} {place} {click.style(kind, fg='cyan')}: {_marked(hit)}"
+    return f"{owner} {place} {click.style(kind, fg='cyan')}: {_highlight(hit)}"
 
 
-def _marked(hit: HitInfo) -> str:
+def _highlight(hit: HitInfo) -> str:
     """The excerpt in one line, its matches in bold."""
     text, at, parts = hit.excerpt, 0, []
     for begin, end in hit.matches:

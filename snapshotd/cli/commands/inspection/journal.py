@@ -7,8 +7,8 @@ import dataclasses
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.documents import in_short
-from snapshotd.cli.text import print_json, printable, shown_id, status, table
+from snapshotd.cli.documents import short_json
+from snapshotd.cli.text import id_text, print_json, printable, status, table
 from snapshotd.cli.values import complete_snapshot
 
 
@@ -22,8 +22,7 @@ from snapshotd.cli.values import complete_snapshot
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
-@click.pass_context
-def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) -> int:
+def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) -> None:
     """Show what a program did, call by call.
 
     The journal up to a snapshot, from the program's beginning: tool calls, model calls, questions, tasks and
@@ -34,19 +33,18 @@ def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) ->
     found = list(connect(ctx).journal(snapshot))
     if as_json:
         print_json([{"position": number, **dataclasses.asdict(entry)} for number, entry in enumerate(found)])
-        return 0
+        return
     rows = [
         (
             str(number),
-            shown_id(entry.id, full=no_trunc),
+            id_text(entry.id, full=no_trunc),
             entry.kind,
             printable(entry.name),
             entry.side_effect,
             status(entry.status or "open"),
-            shown_id(entry.snapshot, full=no_trunc),
-            in_short(entry.arguments),
+            id_text(entry.snapshot, full=no_trunc),
+            short_json(entry.arguments),
         )
         for number, entry in enumerate(found)
     ]
     table(("POSITION", "CALL", "KIND", "NAME", "SIDE EFFECT", "STATUS", "SNAPSHOT", "ARGUMENTS"), rows, right=(0,))
-    return 0

@@ -6,8 +6,8 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.follow import note
-from snapshotd.cli.taken import snapshot_json, state_of
-from snapshotd.cli.text import file_counts, milliseconds, print_json, printable, shown_id, size, status, table
+from snapshotd.cli.snapshots import snapshot_json, state_text
+from snapshotd.cli.text import file_counts, id_text, milliseconds, print_ids, print_json, printable, size, status, table
 from snapshotd.cli.values import Count, complete_trajectory
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import SnapshotInfo
@@ -32,7 +32,6 @@ _LAST = 100
 @click.option("--graph", is_flag=True, help="As `snapshotd tree`, of this trajectory's relatives or of all.")
 @json_option
 @click.argument("trajectory", required=False, shell_complete=complete_trajectory)
-@click.pass_context
 def command(
     ctx: click.Context,
     trajectory: str | None,
@@ -42,7 +41,7 @@ def command(
     no_trunc: bool,
     graph: bool,
     as_json: bool,
-) -> int:
+) -> None:
     """List a trajectory's snapshots.
 
     Oldest first, with the tool call that each was taken after, its changed files, and its state: captured (survives a
@@ -61,7 +60,7 @@ def command(
         from snapshotd.cli.forest import show_forest  # few logs are drawn
 
         show_forest(connect(ctx), trajectory, full=no_trunc, as_json=as_json)
-        return 0
+        return
     if trajectory is None:
         refuse(
             "missing argument: name a trajectory, or give --graph for all; `snapshotd log --help` shows how it is used"
@@ -76,24 +75,22 @@ def command(
     if as_json:
         print_json([snapshot_json(item) for item in found])
     elif quiet:
-        for item in found:
-            click.echo(shown_id(item.id, full=no_trunc))
+        print_ids((item.id for item in found), full=no_trunc)
     else:
         _table(found, no_trunc)
         for item in found:
             if item.warnings:
-                which = shown_id(item.id, full=no_trunc)
+                which = id_text(item.id, full=no_trunc)
                 note(f"{which} lacks some of what the sandbox had; `snapshotd show {which}` says what")
         refusal = _refusal(client, trajectory)
         if refusal is not None:
             note(refusal)
     if more:
-        note(f"{number_of(_older(client, found[0]), 'older snapshot')} not listed; --all lists everything")
-    return 0
+        note(f"{number_of(_count_older(client, found[0]), 'older snapshot')} not listed; --all lists everything")
 
 
 def _refusal(client: Snapshotd, ref: str) -> str | None:
-    """Says why its program did not go on when it was resumed; None if it was not refused: no snapshot tells."""
+    """Return the reason why the trajectory's program was refused when it was resumed; None: it was not. No snapshot has it."""
     trajectory = client.trajectory(ref)
     if trajectory.status != "interrupted":
         return None
@@ -103,9 +100,9 @@ def _refusal(client: Snapshotd, ref: str) -> str | None:
     return f"the program of {short(trajectory.id)} was refused: {warnings[-1]['message']}"
 
 
-def _older(client: Snapshotd, first: SnapshotInfo) -> int:
-    """Number of snapshots that its trajectory has before this one. They are numbered without gaps, a fork's from where
-    it began."""
+def _count_older(client: Snapshotd, first: SnapshotInfo) -> int:
+    """Count the snapshots that the trajectory has before this one. Numbers have no gaps; those of a fork go on from the
+    snapshot that it was forked from."""
     forked_from = client.trajectory(first.trajectory).forked_from
     return first.seq if forked_from is None else first.seq - client.snapshot(forked_from).seq - 1
 
@@ -114,14 +111,14 @@ def _table(found: list[SnapshotInfo], no_trunc: bool) -> None:
     rows = [
         (
             str(item.seq),
-            shown_id(item.id, full=no_trunc),
+            id_text(item.id, full=no_trunc),
             printable(item.tool.name) if item.reused is None else f"{printable(item.tool.name)} ← {short(item.reused)}",
             status(item.tool.status),
             "-" if item.tool.exit_code is None else str(item.tool.exit_code),
             file_counts(item.files),
             "-" if item.files is None else size(item.files.bytes),
             milliseconds(item.pause_ms),
-            status(state_of(item)),
+            status(state_text(item)),
             " ".join(item.tags) or "-",
             main_argument(item.tool.arguments),
         )

@@ -10,7 +10,7 @@ import click
 from snapshotd.cli.command import after_dashes, connect, declare, json_option, refuse
 from snapshotd.cli.follow import note
 from snapshotd.cli.text import print_json, printable, table
-from snapshotd.cli.values import Count, Seconds, Variable, complete_snapshot
+from snapshotd.cli.values import Count, Seconds, complete_snapshot, process_options
 from snapshotd.client.branching.results import ScoreInfo
 from snapshotd.junit import JUnitCounts
 from snapshotd.scores import SCORER_PATH, ScoredRun
@@ -41,14 +41,9 @@ _EXAMPLES = [
 @click.option(
     "--timeout", metavar="SECONDS", type=Seconds(), help="A run that takes longer has no score (90, 1.5, 10m)."
 )
-@click.option("-w", "--cwd", metavar="DIR", help="Working directory in the sandbox.")
-@click.option(
-    "-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on."
-)
-@click.option("-u", "--user", metavar="USER[:GROUP]", help="Who runs it in the sandbox, by name or number.")
+@process_options
 @json_option
 @click.argument("refs", metavar="ID... -- CMD [ARGS]...", nargs=-1, shell_complete=complete_snapshot)
-@click.pass_context
 def command(
     ctx: click.Context, /, refs: tuple[str, ...], files: str | None, as_json: bool, env: Any, **options: Any
 ) -> int:
@@ -65,7 +60,7 @@ def command(
     argv = after_dashes(ctx)
     if not refs or not argv:
         refuse("name snapshots or trajectories, and a command: `snapshotd score ID... -- CMD`")
-    folder, place = _placed(files)
+    folder, place = _split_place(files)
     found = connect(ctx).score(refs, argv, with_files=folder, with_path=place, env=dict(env), on_run=_say, **options)
     if as_json:
         print_json([_json(row) for row in found])
@@ -74,7 +69,7 @@ def command(
     return int(any(row.error is not None for row in found))
 
 
-def _placed(files: str | None) -> tuple[str | None, str | None]:
+def _split_place(files: str | None) -> tuple[str | None, str | None]:
     folder, colon, place = (files or "").rpartition(":")
     return (folder, place) if colon and folder and place.startswith("/") else (files, None)
 

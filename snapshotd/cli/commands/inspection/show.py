@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 from typing import Literal
@@ -11,7 +10,7 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.follow import RawOutput
-from snapshotd.cli.taken import details_json, state_of
+from snapshotd.cli.snapshots import details_json, state_text
 from snapshotd.cli.text import file_counts, milliseconds, print_json, printable, size
 from snapshotd.cli.values import complete_snapshot
 from snapshotd.client.client import Snapshotd
@@ -40,14 +39,13 @@ _STATES = {"lost": "its files are gone, ", "pruned": "its files were given up by
 @click.option("--conversation", is_flag=True, help="Only the conversation up to it.")
 @json_option
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
-@click.pass_context
 def command(
     ctx: click.Context,
     snapshot: str,
     output: Literal["stdout", "stderr", "output"] | None,
     conversation: bool,
     as_json: bool,
-) -> int:
+) -> None:
     """Show everything about one snapshot.
 
     Its tool call with arguments and the beginning of its outputs, its files, state and tags, how long the conversation
@@ -67,13 +65,12 @@ def command(
         print_json(details_json(client.snapshot(snapshot)))
     else:
         _print(client, client.snapshot(snapshot))
-    return 0
 
 
 def _conversation(client: Snapshotd, ref: str, as_json: bool) -> None:
     messages = client.conversation(ref)
     if as_json:
-        print_json([dataclasses.asdict(message) for message in messages])
+        print_json(messages)
         return
     for message in messages:
         text = message.content if isinstance(message.content, str) else json.dumps(message.content, ensure_ascii=False)
@@ -94,7 +91,7 @@ def _print(client: Snapshotd, item: SnapshotInfo) -> None:
         ("trajectory", f"{item.trajectory}  (seq {item.seq})"),
         ("tags", " ".join(item.tags) or "-"),
         ("created", item.created_at),
-        ("state", f"{state_of(item)}, {_STATES.get(item.state, '')}captured by {item.method}"),
+        ("state", f"{state_text(item)}, {_STATES.get(item.state, '')}captured by {item.method}"),
         ("pause", milliseconds(item.pause_ms)),
         ("image", f"{item.image}  (+ {number_of(item.layers, 'layer')})"),
         ("files", file_counts(item.files) + ("" if item.files is None else f"  {size(item.files.bytes)}")),

@@ -7,7 +7,7 @@ import click
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.follow import RawOutput, note
 from snapshotd.cli.github import GitHub, github_option
-from snapshotd.cli.text import print_json, shown_id, table
+from snapshotd.cli.text import id_text, print_json, table
 from snapshotd.cli.values import Name, complete_snapshot, complete_tag
 from snapshotd.client.client import Snapshotd
 from snapshotd.terms import short
@@ -36,7 +36,6 @@ from snapshotd.terms import short
 @json_option
 @click.argument("snapshot", metavar="ID", required=False, shell_complete=complete_snapshot)
 @click.argument("name", required=False, type=Name())
-@click.pass_context
 def command(
     ctx: click.Context,
     snapshot: str | None,
@@ -86,7 +85,7 @@ def _list(client: Snapshotd, as_json: bool) -> None:
     if as_json:
         print_json([{"name": name, "snapshot": item, "trajectory": line} for name, item, line in found])
     else:
-        rows = [(name, shown_id(item, full=False), shown_id(line, full=False)) for name, item, line in found]
+        rows = [(name, id_text(item, full=False), id_text(line, full=False)) for name, item, line in found]
         table(("TAG", "SNAPSHOT", "TRAJECTORY"), rows)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.text import print_json, printable, shown_id, status, table
+from snapshotd.cli.text import id_text, print_list, printable, status
 from snapshotd.cli.values import complete_snapshot
 
 
@@ -15,27 +13,22 @@ from snapshotd.cli.values import complete_snapshot
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
-@click.pass_context
-def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) -> int:
+def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) -> None:
     """List the agent's subtasks.
 
     As they were at a snapshot, in the order in which they were declared: pending, in-progress, completed, failed or
     skipped. `snapshotd retry` does one again. With --json: an array of {name,status,depends,note,started_in,ended_in}.
     """
-    found = connect(ctx).tasks(snapshot)
-    if as_json:
-        print_json([dataclasses.asdict(item) for item in found])
-        return 0
-    rows = [
-        (
+    print_list(
+        connect(ctx).tasks(snapshot),
+        ("TASK", "STATUS", "DEPENDS ON", "BEGAN", "ENDED", "NOTE"),
+        lambda item: (
             printable(item.name),
             status(item.status),
             printable(" ".join(item.depends)) or "-",
-            shown_id(item.started_in, full=no_trunc),
-            shown_id(item.ended_in, full=no_trunc),
+            id_text(item.started_in, full=no_trunc),
+            id_text(item.ended_in, full=no_trunc),
             printable(item.note or "-"),
-        )
-        for item in found
-    ]
-    table(("TASK", "STATUS", "DEPENDS ON", "BEGAN", "ENDED", "NOTE"), rows)
-    return 0
+        ),
+        as_json=as_json,
+    )

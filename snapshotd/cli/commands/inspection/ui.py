@@ -21,8 +21,7 @@ _EXAMPLES = [
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Listen on this port, and not on any free one.")
 @click.option("--print", "print_only", is_flag=True, help="Print the address, and open no browser.")
 @click.argument("trajectory", required=False, shell_complete=complete_trajectory)
-@click.pass_context
-def command(ctx: click.Context, port: int, print_only: bool, trajectory: str | None) -> int:
+def command(ctx: click.Context, port: int, print_only: bool, trajectory: str | None) -> None:
     """Show in a browser what agents did, and act on it.
 
     The page is served on 127.0.0.1 for as long as this command runs: until Ctrl-C, or until no page was open for a
@@ -43,4 +42,3 @@ def command(ctx: click.Context, port: int, print_only: bool, trajectory: str | N
 
         webbrowser.open(address)
     server.run()
-    return 0

@@ -26,7 +26,6 @@ from snapshotd.cli.values import complete_command, complete_trajectory
 @click.option("-i", "--interactive", is_flag=True, help="Send standard input to a background command.")
 @click.argument("trajectory", shell_complete=complete_trajectory)
 @click.argument("background", metavar="[COMMAND]", required=False, shell_complete=complete_command)
-@click.pass_context
 def command(
     ctx: click.Context, trajectory: str, background: str | None, interactive: bool, quiet: bool, as_json: bool
 ) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import posixpath
 import sys
@@ -11,9 +10,9 @@ from typing import NamedTuple
 import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse, standard_input
-from snapshotd.cli.follow import note
+from snapshotd.cli.follow import note_warnings
 from snapshotd.cli.progress import Meter
-from snapshotd.cli.taken import report_taken
+from snapshotd.cli.snapshots import report_snapshot
 from snapshotd.cli.text import print_json, size
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.client import Snapshotd
@@ -46,7 +45,6 @@ class Inside(NamedTuple):
 @json_option
 @click.argument("source", metavar="SOURCE")
 @click.argument("target", metavar="TARGET")
-@click.pass_context
 def command(ctx: click.Context, source: str, target: str, user: str | None, wait: Wait | None, as_json: bool) -> int:
     """Copy files into a sandbox, or out of a sandbox or snapshot.
 
@@ -67,8 +65,8 @@ def command(ctx: click.Context, source: str, target: str, user: str | None, wait
     if goal is not None:
         with Meter(f"copying to {target}", quiet=as_json) as meter:
             done = _into(client, source, goal, user, wait or "captured", meter)
-        _warn(done.warnings)
-        report_taken(client, done.snapshot, wait, as_json=as_json)
+        note_warnings(done.warnings)
+        report_snapshot(client, done.snapshot, wait, as_json=as_json)
         return 0
     assert origin is not None
     if user is not None or wait is not None:
@@ -78,9 +76,9 @@ def command(ctx: click.Context, source: str, target: str, user: str | None, wait
     with Meter(f"copying {source}", quiet=as_json) as meter:
         report = _out(client, origin, target, meter)
     if as_json:
-        print_json(dataclasses.asdict(report))
+        print_json(report)
         return 0
-    _warn(report.warnings)
+    note_warnings(report.warnings)
     click.echo(
         f"{number_of(report.file_count, 'file')} and {number_of(report.directories, 'directory')}, {size(report.bytes)}, "
         f"in {target}",
@@ -102,13 +100,13 @@ def _into(client: Snapshotd, source: str, goal: Inside, user: str | None, wait: 
         stdin = standard_input()
         if stdin is None or stdin.isatty():
             refuse("a tar is read from standard input, which is a terminal; send it through a pipe")
-        return client.write_archive(goal.ref, goal.path, stdin, user=user, wait=wait, moved=meter.moved)
+        return client.write_archive(goal.ref, goal.path, stdin, user=user, wait=wait, moved=meter.show_bytes)
     if not os.path.exists(source):
         refuse(f"there is no {source} on this machine; write ID:PATH for one of a sandbox")
     kind = _kind(client, goal)
     is_folder = os.path.isdir(source)
     path = _goal(source, goal.path, kind == "directory", is_folder=is_folder, is_there=kind is not None)
-    return client.upload(goal.ref, source, path, user=user, wait=wait, moved=meter.moved)
+    return client.upload(goal.ref, source, path, user=user, wait=wait, moved=meter.show_bytes)
 
 
 def _out(client: Snapshotd, origin: Inside, target: str, meter: Meter) -> RestoreInfo:
@@ -117,7 +115,7 @@ def _out(client: Snapshotd, origin: Inside, target: str, meter: Meter) -> Restor
     to = _goal(origin.path, target, os.path.isdir(target), is_folder=is_folder, is_there=is_there)
     if to != target and os.path.lexists(to) and (os.path.islink(to) or not (os.path.isfile(to) or os.path.isdir(to))):
         refuse(f"{to} is no regular file, and is not replaced; move it away, or name another place")
-    return client.download(*origin, to, moved=meter.moved)
+    return client.download(*origin, to, moved=meter.show_bytes)
 
 
 def _stream_out(client: Snapshotd, origin: Inside, as_json: bool) -> int:
@@ -129,12 +127,12 @@ def _stream_out(client: Snapshotd, origin: Inside, as_json: bool) -> int:
         )
     warnings = client.read_archive(*origin, sys.stdout.buffer.write)
     sys.stdout.buffer.flush()
-    _warn(warnings)
+    note_warnings(warnings)
     return 0
 
 
 def _goal(source: str, target: str, in_directory: bool, *, is_folder: bool, is_there: bool) -> str:
-    """Where exactly something goes, by the rules of `docker cp`."""
+    """Return the path at which a file or folder goes, by the rules of `docker cp`."""
     if in_directory:
         content_only = is_folder and (source.endswith("/.") or posixpath.normpath(source) in (".", "/"))
         name = posixpath.basename(posixpath.normpath(source))
@@ -151,8 +149,3 @@ def _kind(client: Snapshotd, place: Inside) -> str | None:
         return client.stat_file(*place).kind
     except NotFound:
         return None
-
-
-def _warn(warnings: tuple[str, ...]) -> None:
-    for warning in warnings:
-        note(f"warning: {warning}")

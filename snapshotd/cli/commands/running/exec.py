@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import shlex
 from pathlib import Path
@@ -27,9 +26,9 @@ from snapshotd.cli.command import (
 )
 from snapshotd.cli.follow import INTERRUPTED, BetweenLines, note
 from snapshotd.cli.github import GitHub, github_option
-from snapshotd.cli.taken import counted, taken_line
-from snapshotd.cli.text import print_json, printable
-from snapshotd.cli.values import Seconds, Variable, complete_snapshot, complete_trajectory, idle_option
+from snapshotd.cli.snapshots import summary_line, wait_for_counts
+from snapshotd.cli.text import bytes_json, print_answer, print_json, printable
+from snapshotd.cli.values import Seconds, complete_snapshot, complete_trajectory, idle_option, process_options
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import ExecInfo
@@ -109,11 +108,7 @@ class _Exec(CliCommand):
     help="Run it in the background and print its id; `attach`, `logs`, `kill` take that.",
 )
 @service_options
-@click.option("-w", "--cwd", metavar="DIR", help="Working directory in the sandbox.")
-@click.option(
-    "-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on."
-)
-@click.option("-u", "--user", metavar="USER[:GROUP]", help="Who runs it in the sandbox, by name or number.")
+@process_options
 @click.option(
     "--if-head",
     metavar="ID",
@@ -144,7 +139,6 @@ class _Exec(CliCommand):
     type=click.UNPROCESSED,
     shell_complete=complete_trajectory,
 )
-@click.pass_context
 def command(
     ctx: click.Context,
     /,
@@ -223,7 +217,7 @@ def command(
                 "--detach, or --snapshot, --if-head, -t and --wait"
             )
         own = {**options, "stdin": interactive, "service": service}
-        return _detached(connect(ctx), trajectory, argv, own, as_json)
+        return _start_in_background(connect(ctx), trajectory, argv, own, as_json)
     _give_input(ctx, options, "-" if interactive else from_file)
     if wait is not None:
         options["wait"] = wait
@@ -238,9 +232,9 @@ def command(
         if as_json:
             done = _as_json(client, trajectory, snapshot, argv, options)
         elif tty:
-            done = in_terminal(client, trajectory, snapshot, argv, options, quiet)
+            done = exec_in_terminal(client, trajectory, snapshot, argv, options, quiet)
         else:
-            done = in_pipes(client, trajectory, snapshot, argv, options, quiet)
+            done = exec_in_pipes(client, trajectory, snapshot, argv, options, quiet)
         if github is not None:
             _tell(github, done, argv, junit)
         return done.exit_code
@@ -261,7 +255,7 @@ def _check_input(from_file: str | None, *, interactive: bool, tty: bool, detach:
 
 
 def _give_input(ctx: click.Context, options: dict[str, Any], path: str | None) -> None:
-    """The command reads that file, which may be `-`; without one, it refuses data that nobody would read."""
+    """Give the command that file as its input; `-` is ours. Without a file, refuse data that no program would read."""
     if path == "-":
         options["stdin"] = standard_input() or io.BytesIO()
         return
@@ -284,12 +278,11 @@ def _check_throw_away(wait: Wait | None, if_head: str | None, idle_timeout: floa
             refuse(f"a throw-away fork {what}; leave out {option}, or name a trajectory instead of --snapshot")
 
 
-def _detached(client: Snapshotd, trajectory: str, argv: list[str], options: dict[str, Any], as_json: bool) -> int:
+def _start_in_background(
+    client: Snapshotd, trajectory: str, argv: list[str], options: dict[str, Any], as_json: bool
+) -> int:
     begun = client.exec_in_background(trajectory, argv, **options)
-    if as_json:
-        print_json(dataclasses.asdict(begun))
-    else:
-        click.echo(begun.id)
+    print_answer(begun, begun.id, as_json=as_json)
     return 0
 
 
@@ -320,30 +313,32 @@ def _call(
     return client.exec(trajectory, argv, on_output=on_output, **options)
 
 
-def in_terminal(
+def exec_in_terminal(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
 ) -> ExecInfo:
-    """The command has this terminal until it ends."""
+    """Run the command, which has this terminal until it ends."""
     options["env"] = {**read_variables(["TERM"]), **options["env"]}
     lines = BetweenLines()
-    with terminal.lent() as options["terminal"]:
+    with terminal.lend_terminal() as options["terminal"]:
         done = _call(client, trajectory, snapshot, argv, lines.output, options)
-    return _told(client, done, options, quiet, lines)
+    return _report_end(client, done, options, quiet, lines)
 
 
-def in_pipes(
+def exec_in_pipes(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
 ) -> ExecInfo:
-    """The command's output goes to ours."""
+    """Run the command; its output goes to ours."""
     lines = BetweenLines()
-    return _told(client, _call(client, trajectory, snapshot, argv, lines.output, options), options, quiet, lines)
+    return _report_end(client, _call(client, trajectory, snapshot, argv, lines.output, options), options, quiet, lines)
 
 
-def _told(client: Snapshotd, done: ExecInfo, options: dict[str, Any], quiet: bool, lines: BetweenLines) -> ExecInfo:
+def _report_end(
+    client: Snapshotd, done: ExecInfo, options: dict[str, Any], quiet: bool, lines: BetweenLines
+) -> ExecInfo:
     if done.call.error is not None and not quiet:
         lines.line(f"snapshotd: {printable(done.call.error)}", at_once=True)
     if done.snapshot is not None and not quiet:
-        lines.line(taken_line(counted(client, done.snapshot), with_state="wait" in options), at_once=True)
+        lines.line(summary_line(wait_for_counts(client, done.snapshot), with_state="wait" in options), at_once=True)
     return done
 
 
@@ -354,7 +349,7 @@ def _as_json(
     done = _call(client, trajectory, snapshot, argv, lambda stream, data: kept[stream].append(data), options)
     answer: dict[str, Any] = {"exit_code": done.exit_code, "timed_out": done.timed_out}
     for stream, pieces in kept.items():
-        answer.update(_text(stream, b"".join(pieces)))
+        answer.update(bytes_json(stream, b"".join(pieces)))
     if done.call.error is not None:
         answer["error"] = done.call.error
     answer["snapshot"] = None if done.snapshot is None else done.snapshot.id
@@ -382,12 +377,3 @@ def _tell(github: GitHub, done: ExecInfo, argv: list[str], junit: str | None) ->
         github.annotate("error", one.message or "failed", title=one.name, file=one.file, line=one.line)
     if done.exit_code != 0 and not failures:
         github.annotate("error", done.call.error or f"exit code {done.exit_code}", title=line)
-
-
-def _text(stream: str, data: bytes) -> dict[str, str]:
-    try:
-        return {stream: data.decode()}
-    except UnicodeDecodeError:
-        import base64
-
-        return {stream: data.decode(errors="replace"), f"{stream}_b64": base64.b64encode(data).decode()}

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import click
 
-from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, json_option
+from snapshotd.cli.command import connect, declare, declare_group, json_option
 from snapshotd.cli.commands.inspection.compare import show_comparison
 from snapshotd.cli.follow import note
-from snapshotd.cli.taken import report_taken
-from snapshotd.cli.text import ago, print_json, printable, table
+from snapshotd.cli.snapshots import report_snapshot
+from snapshotd.cli.text import ago, print_answer, print_json, printable, table
 from snapshotd.cli.values import complete_experiment
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.client import Snapshotd
@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
+_MEANS = ("TIME", "CALLS", "TOKENS", "COST", "FILES", "LINES", "OUTSIDE")
+"""Columns of `_mean_cells`, before the last."""
 
-@click.group("experiment", cls=CliGroup, context_settings=CONTEXT_SETTINGS)
+
+@declare_group("experiment")
 def command() -> None:
     """Run variants from one state, score them, and keep the best.
 
@@ -38,6 +41,7 @@ def command() -> None:
 
 @declare(
     "run",
+    group=command,
     examples=[
         "snapshotd experiment run parser.toml",
         "snapshotd experiment run --detach parser.toml",
@@ -55,7 +59,6 @@ def command() -> None:
 )
 @json_option
 @click.argument("file", metavar="FILE.toml", type=click.Path(dir_okay=False, path_type=Path))
-@click.pass_context
 def run(ctx: click.Context, file: Path, fleet: tuple[str, ...], detach: bool, as_json: bool) -> int:
     """Run an experiment until it ends.
 
@@ -74,10 +77,7 @@ def run(ctx: click.Context, file: Path, fleet: tuple[str, ...], detach: bool, as
     client = connect(ctx)
     info = client.create_experiment(file)
     if detach:
-        if as_json:
-            print_json(info.json())
-        else:
-            click.echo(info.name)
+        print_answer(info.json(), info.name, as_json=as_json)
         return 0
     try:
         with _Progress(quiet=as_json) as progress:
@@ -100,14 +100,13 @@ def _run_shared(fleet: tuple[str, ...], file: Path, as_json: bool) -> int:
     else:
         _report_rows(info, branches=False)
         if info.best is not None:
-            click.echo(f"best: {_called(info.best)}, trajectory {short(info.best.trajectory or '')} on its node")
+            click.echo(f"best: {_branch_name(info.best)}, trajectory {short(info.best.trajectory or '')} on its node")
     return int(not any(one.passed for one in info.branches))
 
 
-@declare("ls", examples=["snapshotd experiment ls"])
+@declare("ls", group=command, examples=["snapshotd experiment ls"])
 @json_option
-@click.pass_context
-def ls(ctx: click.Context, as_json: bool) -> int:
+def ls(ctx: click.Context, as_json: bool) -> None:
     """List experiments.
 
     With --json: an array, each as `status --json`.
@@ -115,29 +114,31 @@ def ls(ctx: click.Context, as_json: bool) -> int:
     found = connect(ctx).experiments()
     if as_json:
         print_json([info.json() for info in found])
-        return 0
+        return
     rows = [
         (
             printable(info.name),
             f"{sum(one.state in FINAL for one in info.branches)}/{len(info.branches)}",
             str(sum(one.passed for one in info.branches)),
-            "-" if info.best is None else _called(info.best),
+            "-" if info.best is None else _branch_name(info.best),
             ago(info.began_at),
             printable(info.ended or "-"),
         )
         for info in found
     ]
     table(("NAME", "BRANCHES", "PASSED", "BEST", "BEGAN", "ENDED"), rows)
-    return 0
 
 
-@declare("status", examples=["snapshotd experiment status parser", "snapshotd experiment status --follow parser"])
+@declare(
+    "status",
+    group=command,
+    examples=["snapshotd experiment status parser", "snapshotd experiment status --follow parser"],
+)
 @click.option("--branches", is_flag=True, help="A line for each branch in place of each variant.")
 @click.option("-f", "--follow", is_flag=True, help="Show it until it has ended. Ctrl-C leaves; it runs on.")
 @json_option
 @click.argument("name", shell_complete=complete_experiment)
-@click.pass_context
-def status(ctx: click.Context, name: str, branches: bool, follow: bool, as_json: bool) -> int:
+def status(ctx: click.Context, name: str, branches: bool, follow: bool, as_json: bool) -> None:
     """Show how an experiment stands.
 
     Time, calls and the numbers behind them are means of the runs that have ended; with --branches they are those of each
@@ -151,30 +152,30 @@ def status(ctx: click.Context, name: str, branches: bool, follow: bool, as_json:
         with _Progress(quiet=as_json) as progress:
             info = client.follow_experiment(name, on_change=progress.show)
     _report(client, info, as_json, branches=branches)
-    return 0
 
 
-@declare("compare", examples=["snapshotd experiment compare parser"])
+@declare("compare", group=command, examples=["snapshotd experiment compare parser"])
 @json_option
 @click.argument("name", shell_complete=complete_experiment)
-@click.pass_context
-def compare(ctx: click.Context, name: str, as_json: bool) -> int:
+def compare(ctx: click.Context, name: str, as_json: bool) -> None:
     """Compare the best branch of each variant, call by call.
 
     As `snapshotd compare`, with the best of all first. With --json: as `compare --json`.
     """
     show_comparison(connect(ctx).compare_experiment(name), as_json=as_json)
-    return 0
 
 
-@declare("promote", examples=["snapshotd experiment promote parser", "snapshotd experiment promote parser cold.2"])
+@declare(
+    "promote",
+    group=command,
+    examples=["snapshotd experiment promote parser", "snapshotd experiment promote parser cold.2"],
+)
 @click.option("-y", "--yes", is_flag=True, help="Leave behind what the trajectory did since the experiment began.")
 @wait_option
 @json_option
 @click.argument("name", shell_complete=complete_experiment)
 @click.argument("branch", required=False, metavar="[VARIANT.RUN]")
-@click.pass_context
-def promote(ctx: click.Context, name: str, branch: str | None, yes: bool, wait: Wait | None, as_json: bool) -> int:
+def promote(ctx: click.Context, name: str, branch: str | None, yes: bool, wait: Wait | None, as_json: bool) -> None:
     """Promote the best branch to the trajectory that all began from.
 
     As `snapshotd promote`. The best branch has passed, and among those has the highest score, then the fewest calls. With
@@ -182,30 +183,26 @@ def promote(ctx: click.Context, name: str, branch: str | None, yes: bool, wait: 
     """
     client = connect(ctx)
     taken = client.promote_experiment(name, branch, leave_behind=yes, wait=wait or "captured")
-    report_taken(client, taken, wait, as_json=as_json)
-    return 0
+    report_snapshot(client, taken, wait, as_json=as_json)
 
 
-@declare("stop", examples=["snapshotd experiment stop parser"])
+@declare("stop", group=command, examples=["snapshotd experiment stop parser"])
 @json_option
 @click.argument("name", shell_complete=complete_experiment)
-@click.pass_context
-def stop(ctx: click.Context, name: str, as_json: bool) -> int:
+def stop(ctx: click.Context, name: str, as_json: bool) -> None:
     """Stop the branches that run, and begin no other.
 
     `snapshotd experiment run` goes on with it. With --json: as `status --json`.
     """
     client = connect(ctx)
     _report(client, client.stop_experiment(name), as_json, branches=False)
-    return 0
 
 
-@declare("rm", examples=["snapshotd experiment rm parser", "snapshotd experiment rm --force parser"])
+@declare("rm", group=command, examples=["snapshotd experiment rm parser", "snapshotd experiment rm --force parser"])
 @click.option("-f", "--force", is_flag=True, help="Stop branches that run first.")
 @json_option
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=complete_experiment)
-@click.pass_context
-def rm(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: bool) -> int:
+def rm(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: bool) -> None:
     """Forget experiments with their branches.
 
     With --json: {"removed":[...]}.
@@ -217,7 +214,6 @@ def rm(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: bool) -
             click.echo(name)
     if as_json:
         print_json({"removed": list(names)})
-    return 0
 
 
 class _Progress:
@@ -237,23 +233,21 @@ class _Progress:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 
     def show(self, info: ExperimentInfo) -> None:
         if self._live is not None:
-            self._live.update(_drawn(info))
+            self._live.update(_draw(info))
             return
         for one in info.branches:
             if one.state in (*FINAL, "stopped") and one.called not in self._said:
                 self._said.add(one.called)
-                note(f"{_called(one)}: {one.error or one.state}{'' if one.score is None else f' {one.score:g}'}")
+                note(f"{_branch_name(one)}: {one.error or one.state}{'' if one.score is None else f' {one.score:g}'}")
 
 
-def _drawn(info: ExperimentInfo) -> Table:
+def _draw(info: ExperimentInfo) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -270,7 +264,7 @@ def _report(client: Snapshotd, info: ExperimentInfo, as_json: bool, *, branches:
         return
     _report_rows(info, branches=branches)
     if info.best is not None:
-        click.echo(f"best: {_called(info.best)}{_promotion(client, info, info.best)}")
+        click.echo(f"best: {_branch_name(info.best)}{_promotion(client, info, info.best)}")
 
 
 def _report_rows(info: ExperimentInfo, *, branches: bool) -> None:
@@ -280,15 +274,15 @@ def _report_rows(info: ExperimentInfo, *, branches: bool) -> None:
         click.echo(f"ended: {printable(info.ended)}")
     for one in info.branches:
         if one.error is not None and not branches:
-            click.echo(f"{_called(one)}: {printable(one.error)}")
+            click.echo(f"{_branch_name(one)}: {printable(one.error)}")
 
 
 def _promotion(client: Snapshotd, info: ExperimentInfo, best: ExperimentBranch) -> str:
-    """The command that keeps the best branch, with all that it needs: it takes none that did not pass without a name,
-    and leaves nothing behind without --yes."""
+    """Return the command that keeps the best branch. It names a branch that did not pass, and has --yes where the trajectory
+    would leave something behind."""
     words, said = info.name, ""
     if not best.passed:
-        words, said = f"{words} {_called(best)}", ", which did not pass"
+        words, said = f"{words} {_branch_name(best)}", ", which did not pass"
     source = client.trajectory(client.snapshot(info.snapshot).trajectory)
     if source.head != info.snapshot:
         words = f"--yes {words}"
@@ -299,8 +293,8 @@ def _promotion(client: Snapshotd, info: ExperimentInfo, best: ExperimentBranch) 
 def _variant_rows(info: ExperimentInfo) -> tuple[Sequence[str], list[Sequence[str]]]:
     most = max((len(info.of(one.label)) for one in info.variants), default=1)
     more = [f"PASS@{k}" for k in ((1, most) if most > 1 else (1,))]
-    header = ["RANK", "VARIANT", "DONE", "SCORE", *more, "TIME", "CALLS", "TOKENS", "COST", "FILES", "LINES", "OUTSIDE"]
-    return [*header, "PROTECTED"], [_variant_cells(variant, most) for variant in info.variants]
+    header = ["RANK", "VARIANT", "DONE", "SCORE", *more, *_MEANS, "PROTECTED"]
+    return header, [_variant_cells(variant, most) for variant in info.variants]
 
 
 def _variant_cells(variant: VariantInfo, most: int) -> list[str]:
@@ -323,36 +317,19 @@ def _mean_cells(done: Sequence[ExperimentBranch]) -> list[str]:
     if not done:
         return ["-"] * 8
 
-    def mean(values: Sequence[float]) -> float:
-        return sum(values) / len(values)
+    def mean(name: str) -> float:
+        return statistics.fmean(getattr(one, name) for one in done)
 
     return [
-        f"{mean([one.seconds for one in done]):.1f} s",
-        f"{mean([one.calls for one in done]):.4g}",
-        f"{mean([sum(one.tokens) for one in done]):.6g}",
-        f"{mean([one.cost for one in done]):.4g}",
-        f"{mean([one.files for one in done]):.4g}",
-        f"{mean([one.lines for one in done]):.4g}",
-        f"{mean([one.outside for one in done]):.4g}",
+        f"{mean('seconds'):.1f} s",
+        f"{mean('calls'):.4g}",
+        f"{statistics.fmean(sum(one.tokens) for one in done):.6g}",
+        *(f"{mean(name):.4g}" for name in ("cost", "files", "lines", "outside")),
         str(sum(bool(one.protected) for one in done)),
     ]
 
 
 def _branch_rows(info: ExperimentInfo) -> tuple[Sequence[str], list[Sequence[str]]]:
-    header = [
-        "BRANCH",
-        "STATE",
-        "SCORE",
-        "PASSED",
-        "EXIT",
-        "TIME",
-        "CALLS",
-        "TOKENS",
-        "COST",
-        "FILES",
-        "LINES",
-        "OUTSIDE",
-    ]
     rows: list[Sequence[str]] = []
     for one in info.branches:
         done = one.state in (*FINAL, "stopped")
@@ -360,7 +337,7 @@ def _branch_rows(info: ExperimentInfo) -> tuple[Sequence[str], list[Sequence[str
         reason = one.error or ", ".join(one.protected)
         rows.append(
             [
-                _called(one),
+                _branch_name(one),
                 one.state,
                 "-" if one.score is None else f"{one.score:.4g}",
                 "yes" if one.passed else "no" if done else "-",
@@ -369,12 +346,8 @@ def _branch_rows(info: ExperimentInfo) -> tuple[Sequence[str], list[Sequence[str
                 printable(reason) or "-",
             ]
         )
-    return [*header, "ERROR OR PROTECTED"], rows
+    return ["BRANCH", "STATE", "SCORE", "PASSED", "EXIT", *_MEANS, "ERROR OR PROTECTED"], rows
 
 
-def _called(one: ExperimentBranch) -> str:
+def _branch_name(one: ExperimentBranch) -> str:
     return printable(one.called)
-
-
-for each in (run, ls, status, compare, promote, stop, rm):
-    command.add_command(each)

@@ -77,7 +77,6 @@ _EXAMPLES = [
 @wait_option
 @json_option
 @click.argument("snapshot", metavar="ID [-- ARGS...]", shell_complete=complete_snapshot)
-@click.pass_context
 def command(
     ctx: click.Context,
     snapshot: str,
@@ -139,7 +138,7 @@ def command(
         except KeyboardInterrupt:
             note("no other fork begins; the ones that run go on")
             raise
-        return _queued(queue, as_json)
+        return _report_queue(queue, as_json)
     if (wanted := len(variants) or count) > FORK_MAX:
         refuse(
             f"{number_of(wanted, 'fork')} are more than the {FORK_MAX} that one fork makes; --parallel P makes them P at a time"
@@ -183,7 +182,7 @@ def _say(child: QueuedFork) -> None:
     note(f"{printable(child.label)}: {'' if child.trajectory is None else short(child.trajectory.id) + '  '}{how}")
 
 
-def _queued(queue: QueueInfo, as_json: bool) -> int:
+def _report_queue(queue: QueueInfo, as_json: bool) -> int:
     if as_json:
         print_json({"experiment": queue.experiment, "children": [_child_json(child) for child in queue.children]})
     else:
@@ -206,6 +205,6 @@ def _child_json(child: QueuedFork) -> dict[str, Any]:
 
 
 def _variants(file: Path | None, single: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Label to keywords, as the client takes them: those of the file, then those of the options."""
+    """Return the client's keywords for each label: the variants of the file, then those of the options."""
     tables = add_options({}, single, Path()) if file is None else add_options(read_tables(file), single, file.parent)
     return {label: keywords(label, table) for label, table in tables.items()}

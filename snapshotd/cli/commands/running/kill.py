@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 
 import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
-from snapshotd.cli.text import print_json
+from snapshotd.cli.text import print_answer
 from snapshotd.cli.values import complete_command, complete_trajectory
-from snapshotd.client.client import Snapshotd
 
 
 @declare(
@@ -37,10 +35,9 @@ from snapshotd.client.client import Snapshotd
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
 @click.argument("commands", metavar="COMMAND...", nargs=-1, shell_complete=complete_command)
-@click.pass_context
 def command(
     ctx: click.Context, trajectory: str, commands: tuple[str, ...], name: str, remove: bool, as_json: bool
-) -> int:
+) -> None:
     """Send a signal to commands of a sandbox.
 
     COMMAND is an id that `snapshotd exec --detach` printed, or a prefix of it; `snapshotd ps TRAJECTORY` lists them, and
@@ -61,25 +58,12 @@ def command(
         )
     client = connect(ctx)
     if remove:
-        return _remove(client, trajectory, commands, as_json)
+        ended = [client.remove_service(trajectory, one).id for one in commands]
+        print_answer(ended, "\n".join(ended), as_json=as_json)
+        return
     found = [client.command(trajectory, ref) for ref in commands]  # none is signalled if one is unknown
     told = [client.signal_command(one.trajectory, one.id, number) for one in found]
-    if as_json:
-        print_json([dataclasses.asdict(one) for one in told])
-        return 0
-    for ref in commands:
-        click.echo(ref)
-    return 0
-
-
-def _remove(client: Snapshotd, trajectory: str, services: tuple[str, ...], as_json: bool) -> int:
-    taken = [client.remove_service(trajectory, one).id for one in services]
-    if as_json:
-        print_json(taken)
-        return 0
-    for one in taken:
-        click.echo(one)
-    return 0
+    print_answer(told, "\n".join(commands), as_json=as_json)
 
 
 def _number(name: str) -> int:

@@ -23,8 +23,7 @@ from snapshotd.cli.values import complete_command, complete_trajectory
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
 @click.argument("background", metavar="[COMMAND]", required=False, shell_complete=complete_command)
-@click.pass_context
-def command(ctx: click.Context, trajectory: str, background: str | None, following: bool, as_json: bool) -> int:
+def command(ctx: click.Context, trajectory: str, background: str | None, following: bool, as_json: bool) -> None:
     """Print what a run, or a background command, has printed so far.
 
     COMMAND is a background command of the trajectory (`snapshotd ps TRAJECTORY`); without it, the trajectory's run. From
@@ -34,6 +33,5 @@ def command(ctx: click.Context, trajectory: str, background: str | None, followi
     client = connect(ctx)
     if background is not None:
         command_logs(client, trajectory, background, as_json=as_json, following=following)
-        return 0
+        return
     logs(client, client.trajectory(trajectory).id, as_json=as_json, following=following)
-    return 0

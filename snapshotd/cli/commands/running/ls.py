@@ -2,48 +2,41 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.text import ago, print_json, printable, shown_id, status, table
+from snapshotd.cli.text import ago, id_text, print_ids, print_list, printable, status
 
 
 @declare("ls", examples=["snapshotd ls", "snapshotd ls -q", "snapshotd ls --json | jq '.[].id'"])
 @click.option("-q", "--quiet", is_flag=True, help="Only ids.")
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
-@click.pass_context
-def command(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> int:
+def command(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> None:
     """List trajectories.
 
     Oldest first. With --json: an array.
     """
     client = connect(ctx)
     found = client.trajectories()
-    if as_json:
-        print_json([dataclasses.asdict(item) for item in found])
-        return 0
-    if quiet:
-        for item in found:
-            click.echo(shown_id(item.id, full=no_trunc))
-        return 0
-    images = {image.id: image.name for image in client.images()}
-    rows = [
-        (
-            shown_id(item.id, full=no_trunc),
+    if quiet and not as_json:
+        print_ids((item.id for item in found), full=no_trunc)
+        return
+    images = {} if as_json else {image.id: image.name for image in client.images()}
+    print_list(
+        found,
+        ("TRAJECTORY", "NAME", "STATUS", "EXIT", "HEAD", "IMAGE", "RUNTIME", "CREATED", "FORKED FROM", "AGENT"),
+        lambda item: (
+            id_text(item.id, full=no_trunc),
             item.name or "-",
             status(item.status),
             "-" if item.exit_code is None else str(item.exit_code),
-            shown_id(item.head, full=no_trunc),
-            images.get(item.image) or shown_id(item.image, full=no_trunc),
+            id_text(item.head, full=no_trunc),
+            images.get(item.image) or id_text(item.image, full=no_trunc),
             item.runtime,
             ago(item.created_at),
-            shown_id(item.forked_from, full=no_trunc),
+            id_text(item.forked_from, full=no_trunc),
             printable(" ".join(item.agent.argv)) if item.agent else "-",
-        )
-        for item in found
-    ]
-    table(("TRAJECTORY", "NAME", "STATUS", "EXIT", "HEAD", "IMAGE", "RUNTIME", "CREATED", "FORKED FROM", "AGENT"), rows)
-    return 0
+        ),
+        as_json=as_json,
+    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
@@ -25,7 +23,6 @@ _EXAMPLES = [
 @click.option("--only", metavar="HOST[:PORT]", multiple=True, help="Reach this and nothing else. Any number.")
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
-@click.pass_context
 def command(
     ctx: click.Context,
     trajectory: str,
@@ -33,7 +30,7 @@ def command(
     deny: tuple[str, ...],
     only: tuple[str, ...],
     as_json: bool,
-) -> int:
+) -> None:
     """Show, or change, the hosts that a trajectory's sandboxes reach.
 
     Its network has to be one of hosts (`run --network allow:HOST,...`). First --only, then --deny, then --allow. A running
@@ -46,10 +43,9 @@ def command(
     client = connect(ctx)
     found = client.network(trajectory, allow=allow, deny=deny, only=only or None)
     if as_json:
-        print_json(dataclasses.asdict(found))
-        return 0
+        print_json(found)
+        return
     for rule in found.rules or ([] if found.network.startswith("allow") else [found.network]):
         click.echo(rule)
     for sentence in found.refused:
         click.echo(f"refused: {printable(sentence)}", err=True)
-    return 0

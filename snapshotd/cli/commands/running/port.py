@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import queue
-import signal
 import sys
 import time
 
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.follow import note
+from snapshotd.cli.follow import catch_signals, note
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import PortPair, complete_trajectory
 from snapshotd.errors import SnapshotdError
@@ -31,7 +29,6 @@ _EXAMPLES = [
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
 @click.argument("port", metavar="PORT[:LOCAL]", type=PortPair())
-@click.pass_context
 def command(
     ctx: click.Context, trajectory: str, port: tuple[int | str, int | None], unix: str | None, as_json: bool
 ) -> int:
@@ -50,9 +47,7 @@ def command(
     With --json: {"address","trajectory","port"}.
     """
     number, local = port
-    told = queue.SimpleQueue[int]()
-    before = {one: signal.signal(one, lambda n, _: told.put(n)) for one in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with catch_signals() as caught:
         client = connect(ctx)
         with client.port(trajectory, number, local, unix=unix, on_failure=_Notes().say) as opened:
             if as_json:
@@ -60,10 +55,7 @@ def command(
             else:
                 click.echo(opened.address)
             sys.stdout.flush()
-            return 128 + told.get()
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+            return 128 + caught.get()
 
 
 class _Notes:

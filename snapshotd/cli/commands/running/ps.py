@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from typing import Any
 
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.text import ago, print_json, printable, shown_id, table
+from snapshotd.cli.text import ago, id_text, print_ids, print_json, printable, table
 from snapshotd.cli.values import complete_trajectory
 from snapshotd.client.results import CommandInfo, SandboxInfo
 
@@ -21,8 +20,7 @@ _LINE_CHARS = 60
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
 @click.argument("trajectory", required=False, shell_complete=complete_trajectory)
-@click.pass_context
-def command(ctx: click.Context, trajectory: str | None, quiet: bool, no_trunc: bool, as_json: bool) -> int:
+def command(ctx: click.Context, trajectory: str | None, quiet: bool, no_trunc: bool, as_json: bool) -> None:
     """List live sandboxes, or a trajectory's commands.
 
     With a TRAJECTORY: the commands that run in it, also of a `snapshotd exec` whose client has gone away, and the newest
@@ -37,20 +35,19 @@ def command(ctx: click.Context, trajectory: str | None, quiet: bool, no_trunc: b
     client = connect(ctx)
     if trajectory is not None:
         _commands(client.commands(trajectory), quiet=quiet, no_trunc=no_trunc, as_json=as_json)
-        return 0
+        return
     found = client.sandboxes()
     if as_json:
         print_json([_json(item) for item in found])
-        return 0
+        return
     if quiet:
-        for item in found:
-            click.echo(shown_id(item.trajectory.id, full=no_trunc))
-        return 0
+        print_ids((item.trajectory.id for item in found), full=no_trunc)
+        return
     rows = [
         (
-            shown_id(item.trajectory.id, full=no_trunc),
+            id_text(item.trajectory.id, full=no_trunc),
             item.trajectory.name or "-",
-            shown_id(item.container, full=no_trunc),
+            id_text(item.container, full=no_trunc),
             str(item.pid),
             item.trajectory.runtime,
             "running" if item.agent_running else "-",
@@ -59,7 +56,6 @@ def command(ctx: click.Context, trajectory: str | None, quiet: bool, no_trunc: b
         for item in found
     ]
     table(("TRAJECTORY", "NAME", "CONTAINER", "PID", "RUNTIME", "AGENT", "STARTED"), rows, right=(3,))
-    return 0
 
 
 def _json(item: SandboxInfo) -> dict[str, Any]:
@@ -77,20 +73,18 @@ def _json(item: SandboxInfo) -> dict[str, Any]:
 
 def _commands(found: list[CommandInfo], *, quiet: bool, no_trunc: bool, as_json: bool) -> None:
     if as_json:
-        print_json([dataclasses.asdict(item) for item in found])
+        print_json(found)
         return
     if quiet:
-        for item in found:
-            if item.status == "running":
-                click.echo(shown_id(item.id, full=no_trunc))
+        print_ids((item.id for item in found if item.status == "running"), full=no_trunc)
         return
     rows: list[tuple[str, ...]] = [
         (
-            shown_id(item.id, full=no_trunc),
+            id_text(item.id, full=no_trunc),
             item.status,
             "-" if item.exit_code is None else str(item.exit_code),
             ago(item.started_at),
-            "-" if item.snapshot is None else shown_id(item.snapshot, full=no_trunc),
+            id_text(item.snapshot, full=no_trunc),
             _line(item, no_trunc),
         )
         for item in found
@@ -98,11 +92,11 @@ def _commands(found: list[CommandInfo], *, quiet: bool, no_trunc: bool, as_json:
     heads: tuple[str, ...] = ("ID", "STATUS", "EXIT", "STARTED", "SNAPSHOT", "COMMAND")
     if any(item.service for item in found):
         heads = (*heads[:-1], "SERVICE", "STATE", "RESTARTS", heads[-1])
-        rows = [(*row[:-1], *_served(item), row[-1]) for row, item in zip(rows, found, strict=True)]
+        rows = [(*row[:-1], *_service_cells(item), row[-1]) for row, item in zip(rows, found, strict=True)]
     table(heads, rows, right=(2,))
 
 
-def _served(item: CommandInfo) -> tuple[str, str, str]:
+def _service_cells(item: CommandInfo) -> tuple[str, str, str]:
     return ("-", "-", "-") if item.service is None else (item.service, item.service_state or "-", str(item.restarts))
 
 

@@ -9,9 +9,9 @@ import click
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.documents import json_file
 from snapshotd.cli.follow import follow, patience
-from snapshotd.cli.text import print_json
+from snapshotd.cli.text import print_answer
 from snapshotd.cli.values import Pair, complete_trajectory
-from snapshotd.cli.waiting import Wait, settled, wait_option
+from snapshotd.cli.waiting import Wait, wait_for_head, wait_option
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import TrajectoryInfo
 from snapshotd.errors import Undecided
@@ -40,7 +40,6 @@ _EXAMPLES = [
 @wait_option
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
-@click.pass_context
 def command(
     ctx: click.Context,
     /,
@@ -72,11 +71,8 @@ def command(
         started = _resume(client, trajectory, retries, skips, answers)
     if not detach:
         return follow(client, started.id, as_json=as_json, quiet=quiet, stop_on_interrupt=True, wait=wait)
-    state = {} if wait is None else {"state": settled(client, started.id, wait)}
-    if as_json:
-        print_json({"trajectory": started.id, **state})
-    else:
-        click.echo(started.id)
+    state = {} if wait is None else {"state": wait_for_head(client, started.id, wait)}
+    print_answer({"trajectory": started.id, **state}, started.id, as_json=as_json)
     return 0
 
 

@@ -15,8 +15,7 @@ from snapshotd.terms import number_of
 @click.option("--all", "everything", is_flag=True, help="All trajectories; asks first, unless --force.")
 @json_option
 @click.argument("trajectories", metavar="TRAJECTORY...", nargs=-1, shell_complete=complete_trajectory)
-@click.pass_context
-def command(ctx: click.Context, trajectories: tuple[str, ...], force: bool, everything: bool, as_json: bool) -> int:
+def command(ctx: click.Context, trajectories: tuple[str, ...], force: bool, everything: bool, as_json: bool) -> None:
     """Forget trajectories and free what only they used.
 
     Their snapshots, conversations and tags go with them. Refused while a sandbox runs (unless --force) or forks exist,
@@ -40,7 +39,6 @@ def command(ctx: click.Context, trajectories: tuple[str, ...], force: bool, ever
             click.echo(ref)
     if as_json:
         print_json({"removed": removed})
-    return 0
 
 
 def _ask_for_all(count: int) -> None:

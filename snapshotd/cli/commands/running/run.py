@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from snapshotd.cli.command import (
+    CONTEXT_SETTINGS,
     after_dashes,
     connect,
     declare,
@@ -20,11 +21,11 @@ from snapshotd.cli.command import (
     refuse_input,
     standard_input,
 )
-from snapshotd.cli.commands.running.exec import in_terminal
+from snapshotd.cli.commands.running.exec import exec_in_terminal
 from snapshotd.cli.follow import follow, note, patience
-from snapshotd.cli.text import print_json
-from snapshotd.cli.values import local_file, local_folder, make_image, sandbox_keywords, sandbox_options
-from snapshotd.cli.waiting import Wait, settled, wait_option
+from snapshotd.cli.text import print_answer
+from snapshotd.cli.values import check_file, check_folder, make_image, sandbox_keywords, sandbox_options
+from snapshotd.cli.waiting import Wait, wait_for_head, wait_option
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.local import profiles
 from snapshotd.client.local.profiles import AgentProfile
@@ -48,11 +49,7 @@ _EXAMPLES = [
     docker_codes=True,
     splits=True,
     options_metavar="[OPTIONS]",
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 110,
-        "allow_interspersed_args": False,
-    },
+    context_settings={**CONTEXT_SETTINGS, "allow_interspersed_args": False},
 )
 @sandbox_options
 @click.option(
@@ -81,7 +78,6 @@ _EXAMPLES = [
 @click.argument(
     "program", metavar="AGENT.py [ARGS]... | NAME [ARGS]... | -- CMD [ARGS]...", nargs=-1, type=click.UNPROCESSED
 )
-@click.pass_context
 def command(
     ctx: click.Context,
     /,
@@ -119,26 +115,26 @@ def command(
     With --json: one event per line, the last {"event":"finished","trajectory","exit_code","snapshot_count"}, and with --reuse
     "reuse": {"calls","of"}, and "replies","replies_of".
     """
-    wanted = _program(program, after_dashes(ctx))
+    wanted = _parse_program(program, after_dashes(ctx))
     if wanted["agent"] in profiles.names() and not os.path.lexists(wanted["agent"]):
         if options["isolation"] is not None or connect(ctx).status()["mode"] == "folder":
-            raise _in_a_folder(wanted["agent"])  # before npm has loaded what it would not run
+            raise _isolation_missing(wanted["agent"])  # before npm has loaded what it would not run
         profile = profiles.load(wanted["agent"])
-        wanted = _known(profile, wanted["args"], options)
+        wanted = _agent_command(profile, wanted["args"], options)
         requirements = requirements or profile.requirements()
     if interactive or tty:
         _check_terminal(interactive and tty, wanted, detach or as_json or wait is not None)
-        return _in_terminal(
+        return _run_in_terminal(
             connect(ctx), wanted, user, quiet, {"requirements": requirements, **sandbox_keywords(options)}
         )
     refuse_input("put it into the workspace or an argument, or use `snapshotd create` and `exec -i`")
     if is_local(ctx):
         if wanted["agent"] is not None:
-            _agent_file(wanted["agent"], wanted["args"])
+            _check_agent_file(wanted["agent"], wanted["args"])
         if requirements is not None:
-            local_file(str(requirements), "requirements file")
+            check_file(str(requirements), "requirements file")
         if options["workspace"] is not None:
-            local_folder(options["workspace"], "workspace")
+            check_folder(options["workspace"], "workspace")
     if reuse_replies and not reuse:
         refuse("--reuse-replies goes with --reuse; give both")
     client = connect(ctx)
@@ -157,11 +153,8 @@ def command(
             **keywords,
         )
     if detach:
-        state = {} if wait is None else {"state": settled(client, trajectory.id, wait)}
-        if as_json:
-            print_json({"trajectory": trajectory.id, **state})
-        else:
-            click.echo(trajectory.id)
+        state = {} if wait is None else {"state": wait_for_head(client, trajectory.id, wait)}
+        print_answer({"trajectory": trajectory.id, **state}, trajectory.id, as_json=as_json)
         return 0
     return follow(client, trajectory.id, as_json=as_json, quiet=quiet, stop_on_interrupt=True, wait=wait)
 
@@ -179,28 +172,31 @@ def _check_terminal(both: bool, wanted: dict[str, Any], elsewhere: bool) -> None
         )
 
 
-def _in_terminal(client: Snapshotd, wanted: dict[str, Any], user: str | None, quiet: bool, rest: dict[str, Any]) -> int:
-    """A sandbox without an agent, with one command that has this terminal."""
+def _run_in_terminal(
+    client: Snapshotd, wanted: dict[str, Any], user: str | None, quiet: bool, rest: dict[str, Any]
+) -> int:
+    """Run one command that has this terminal, in a sandbox without an agent."""
     make_image(client, rest, None if quiet else note)
     with patience():
         trajectory, _ = client.create(program=wanted.get("program"), **rest)
     options: dict[str, Any] = {"stdin": standard_input(), "env": {}, "user": user}
     try:
-        return in_terminal(client, trajectory.id, None, wanted["command"], options, quiet).exit_code
+        return exec_in_terminal(client, trajectory.id, None, wanted["command"], options, quiet).exit_code
     finally:
         client.stop(trajectory.id)
 
 
-def _in_a_folder(name: str) -> Unsupported:
-    """The daemon says the same of a request (`engine/runs/folder_mode.py`), which comes after the program is installed."""
+def _isolation_missing(name: str) -> Unsupported:
+    """Return the error of a known agent in a plain folder. The daemon refuses it too (`engine/runs/folder_mode.py`), but only
+    after the program is installed."""
     return Unsupported(
         f"a known agent's program needs a sandbox with isolation, and this one is a plain folder: install {name} here, and run it "
         f"as a command: `snapshotd run --isolation none -- {name}`"
     )
 
 
-def _known(profile: AgentProfile, args: list[str], options: dict[str, Any]) -> dict[str, Any]:
-    """A known agent as a command. Its environment and provider are added to the options that do not name them."""
+def _agent_command(profile: AgentProfile, args: list[str], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the command of a known agent. Adds the agent's environment and provider to options that do not name them."""
     provider = profile.provider(dict(options["providers"]))
     if provider is not None:
         options["providers"] = (*options["providers"], (provider, ""))
@@ -210,11 +206,11 @@ def _known(profile: AgentProfile, args: list[str], options: dict[str, Any]) -> d
     return {"agent": None, "args": [], "command": command, "program": profile.install(note)}
 
 
-def _agent_file(path: str, args: list[str]) -> None:
-    """UsageError when there is no such file, with what to write for what was probably meant: a command, or an image as
-    with docker."""
+def _check_agent_file(path: str, args: list[str]) -> None:
+    """Check the agent file. UsageError: there is none; the error has the line for what the user probably meant, which is a
+    command, or an image as with docker."""
     if path.endswith(".py") or os.path.lexists(path):
-        local_file(path, "agent file")
+        check_file(path, "agent file")
         return
     advice = f"a command is run by `snapshotd run -- {shlex.join([path, *args])}`"
     if args:
@@ -229,8 +225,8 @@ def _note_weaker(client: Snapshotd) -> None:
         note(f"without root: {weaker}")
 
 
-def _program(program: tuple[str, ...], after: list[str] | None) -> dict[str, Any]:
-    """`AGENT.py [ARGS]`, whose ARGS may contain `--`, or nothing and then `-- CMD [ARGS]`."""
+def _parse_program(program: tuple[str, ...], after: list[str] | None) -> dict[str, Any]:
+    """Parse `AGENT.py [ARGS]`, whose ARGS may contain `--`, or `-- CMD [ARGS]`."""
     if program:
         args = [*program[1:], *([] if after is None else ["--", *after])]
         return {"agent": program[0], "args": args, "command": []}

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from snapshotd.cli.command import connect, declare, is_terminal, refuse, standard_input
-from snapshotd.cli.commands.running.exec import in_pipes, in_terminal
-from snapshotd.cli.each import EachShell, TypedInput, editing
+from snapshotd.cli.commands.running.exec import exec_in_pipes, exec_in_terminal
+from snapshotd.cli.each import EachShell, TypedInput, enable_editing
 from snapshotd.cli.follow import note
 from snapshotd.cli.values import complete_snapshot, complete_trajectory
 from snapshotd.client.client import Snapshotd
@@ -46,7 +46,6 @@ from snapshotd.terms import SHELL, short
 @click.option("-w", "--cwd", metavar="DIR", help="Working directory in the sandbox.")
 @click.option("-q", "--quiet", is_flag=True, help="No line about the snapshot.")
 @click.argument("trajectory", required=False, shell_complete=complete_trajectory)
-@click.pass_context
 def command(
     ctx: click.Context,
     /,
@@ -89,7 +88,7 @@ def command(
     client = connect(ctx)
     options["stdin"], options["env"] = standard_input(), {}
     if snapshot is not None:
-        return in_terminal(client, "", snapshot, [*SHELL], options, quiet).exit_code
+        return exec_in_terminal(client, "", snapshot, [*SHELL], options, quiet).exit_code
     made = None
     if trajectory is None:
         client.ensure_image(image or "default", progress=None if quiet else note)
@@ -98,7 +97,7 @@ def command(
     code = (
         _each(client, trajectory, shell, options, quiet)
         if each
-        else in_terminal(client, trajectory, None, [*SHELL], options, quiet).exit_code
+        else exec_in_terminal(client, trajectory, None, [*SHELL], options, quiet).exit_code
     )
     if made is not None and not quiet:
         note(f"the sandbox is {short(made.id)}: `snapshotd shell {short(made.id)}` goes on in it")
@@ -110,12 +109,12 @@ def _each(client: Snapshotd, trajectory: str, shell: str | None, options: dict[s
 
     def run(argv: list[str], more: dict[str, Any]) -> ExecInfo:
         if not typed:
-            return in_pipes(client, trajectory, None, argv, {**options, **more, "stdin": None}, quiet)
+            return exec_in_pipes(client, trajectory, None, argv, {**options, **more, "stdin": None}, quiet)
         keys = TypedInput(sys.stdin.fileno())
         try:
-            return in_terminal(client, trajectory, None, argv, {**options, **more, "stdin": keys}, quiet)
+            return exec_in_terminal(client, trajectory, None, argv, {**options, **more, "stdin": keys}, quiet)
         finally:
             keys.end()
 
-    with editing():
+    with enable_editing():
         return EachShell(client, trajectory, run, shell, options["cwd"]).work(typed=typed)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import queue
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
-from snapshotd.cli.follow import note
-from snapshotd.cli.taken import report_taken
+from snapshotd.cli.follow import catch_signals, note
+from snapshotd.cli.snapshots import report_snapshot
 from snapshotd.cli.values import Name, Seconds, complete_trajectory
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.client import Snapshotd
@@ -35,7 +32,6 @@ from snapshotd.errors import Conflict, NotFound
 @wait_option
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
-@click.pass_context
 def command(
     ctx: click.Context, trajectory: str, name: str | None, every: float | None, wait: Wait | None, as_json: bool
 ) -> int:
@@ -64,7 +60,7 @@ def command(
 
 
 def _show(client: Snapshotd, taken: SnapshotInfo, wait: Wait | None, *, as_json: bool) -> None:
-    report_taken(client, taken, wait, as_json=as_json)
+    report_snapshot(client, taken, wait, as_json=as_json)
     if not as_json:
         click.echo(taken.id)
     sys.stdout.flush()
@@ -72,7 +68,7 @@ def _show(client: Snapshotd, taken: SnapshotInfo, wait: Wait | None, *, as_json:
 
 def _again_and_again(client: Snapshotd, trajectory: str, every_s: float, wait: Wait | None, *, as_json: bool) -> int:
     newest, first = client.trajectory(trajectory).head, True
-    with _signals() as told:
+    with catch_signals() as caught:
         while True:
             try:
                 taken = client.take_snapshot(trajectory, if_changed=True, wait=wait or "captured")
@@ -87,7 +83,7 @@ def _again_and_again(client: Snapshotd, trajectory: str, every_s: float, wait: W
                     _show(client, taken, wait, as_json=as_json)
                 newest, first = taken.id, False
             try:
-                return 128 + told.get(timeout=every_s)
+                return 128 + caught.get(timeout=every_s)
             except queue.Empty:
                 pass
 
@@ -97,15 +93,3 @@ def _runs(client: Snapshotd, trajectory: str) -> bool:
         return client.trajectory(trajectory).status == "running"
     except NotFound:
         return False
-
-
-@contextmanager
-def _signals() -> Iterator[queue.SimpleQueue[int]]:
-    """Within the block, SIGINT and SIGTERM are put here."""
-    told = queue.SimpleQueue[int]()
-    before = {one: signal.signal(one, lambda number, _: told.put(number)) for one in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield told
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)

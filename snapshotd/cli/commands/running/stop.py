@@ -17,8 +17,7 @@ from snapshotd.cli.waiting import Wait, state_of, wait_option
 @wait_option
 @json_option
 @click.argument("trajectories", metavar="TRAJECTORY...", nargs=-1, required=True, shell_complete=complete_trajectory)
-@click.pass_context
-def command(ctx: click.Context, trajectories: tuple[str, ...], discard: bool, wait: Wait | None, as_json: bool) -> int:
+def command(ctx: click.Context, trajectories: tuple[str, ...], discard: bool, wait: Wait | None, as_json: bool) -> None:
     """End sandboxes after a last snapshot.
 
     Commands that `exec` runs in it are cut off and recorded as interrupted. A stopped trajectory goes on from its head:
@@ -35,4 +34,3 @@ def command(ctx: click.Context, trajectories: tuple[str, ...], discard: bool, wa
             click.echo(ref)
     if as_json:
         print_json(stopped)
-    return 0

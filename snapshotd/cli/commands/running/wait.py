@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from snapshotd.cli.background import exit_code_of, wait_for_command
@@ -30,7 +28,6 @@ from snapshotd.cli.waiting import state_of
 @click.option(
     "--until", type=click.Choice(["stored", "published"]), help="Until a snapshot (of a trajectory: its head) is so."
 )
-@click.pass_context
 def command(ctx: click.Context, trajectory: str, background: str | None, until: str | None, as_json: bool) -> int:
     """Wait until a run, or a background command, has ended.
 
@@ -55,7 +52,7 @@ def command(ctx: click.Context, trajectory: str, background: str | None, until: 
     if background is not None:
         done = wait_for_command(client, trajectory, background)
         if as_json:
-            print_json(dataclasses.asdict(done))
+            print_json(done)
         return exit_code_of(done)
     identity = client.trajectory(trajectory).id
     code = end_of_run(client.events(identity), identity)

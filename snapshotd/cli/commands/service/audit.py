@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from snapshotd.api.access import AUDIT_MAX
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.text import print_json, printable, table
+from snapshotd.cli.text import print_list, printable
 from snapshotd.cli.values import Count
 
 
 @declare("audit", examples=["snapshotd audit", "snapshotd audit --last 1000 --json"])
 @click.option("--last", metavar="N", type=Count(1, AUDIT_MAX), default=100, show_default=True, help="The newest N.")
 @json_option
-@click.pass_context
-def command(ctx: click.Context, last: int, as_json: bool) -> int:
+def command(ctx: click.Context, last: int, as_json: bool) -> None:
     """List who did what.
 
     Requests of other machines, those that were refused too, and what the daemon's own users changed, recorded while the
     daemon listens for other machines. Oldest first. With --json: an array of
     {"happened_at","caller","token_id","tenant","address","verb","operation","status"}.
     """
-    found = connect(ctx).audit(last=last)
-    if as_json:
-        print_json([dataclasses.asdict(one) for one in found])
-        return 0
-    rows = [
-        (
+    print_list(
+        connect(ctx).audit(last=last),
+        ("TIME", "CALLER", "TENANT", "FROM", "STATUS", "VERB", "REQUEST"),
+        lambda one: (
             one.happened_at[:19],
             printable(one.caller or "-"),
             one.tenant or "(all)" if one.caller else "-",
@@ -36,8 +31,6 @@ def command(ctx: click.Context, last: int, as_json: bool) -> int:
             one.status,
             one.verb or "-",
             printable(one.operation),
-        )
-        for one in found
-    ]
-    table(("TIME", "CALLER", "TENANT", "FROM", "STATUS", "VERB", "REQUEST"), rows)
-    return 0
+        ),
+        as_json=as_json,
+    )

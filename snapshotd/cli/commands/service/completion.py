@@ -6,7 +6,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from snapshotd.cli.command import declare, json_option
-from snapshotd.cli.text import print_json
+from snapshotd.cli.text import print_answer
 
 
 @declare(
@@ -19,8 +19,7 @@ from snapshotd.cli.text import print_json
 )
 @json_option
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@click.pass_context
-def command(ctx: click.Context, shell: str, as_json: bool) -> int:
+def command(ctx: click.Context, shell: str, as_json: bool) -> None:
     """Print the completion script for a shell.
 
     It completes commands, options, and ids, names and tags of the running daemon. With --json: {"shell","script"}.
@@ -28,8 +27,4 @@ def command(ctx: click.Context, shell: str, as_json: bool) -> int:
     completer = get_completion_class(shell)
     assert completer is not None
     script = completer(ctx.find_root().command, {}, "snapshotd", "_SNAPSHOTD_COMPLETE").source()
-    if as_json:
-        print_json({"shell": shell, "script": script})
-    else:
-        click.echo(script)
-    return 0
+    print_answer({"shell": shell, "script": script}, script, as_json=as_json)

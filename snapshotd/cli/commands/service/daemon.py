@@ -71,7 +71,6 @@ _EXAMPLES = [
 )
 @click.option("--ready-fd", type=int, hidden=True)
 @json_option
-@click.pass_context
 def command(
     ctx: click.Context,
     foreground: bool,
@@ -95,37 +94,39 @@ def command(
     if stop + restart + status + rebuild_catalog + unit > 1:
         refuse("--stop, --restart, --status, --rebuild-catalog and --unit exclude each other; choose one")
     if unit:
-        return _unit()
+        _print_unit()
+        return 0
     client = connect(ctx, autostart=False)
     if stop:
-        return _stop(client, as_json)
-    if restart:
-        return _restart(client, as_json)
-    if status:
-        return _status(client, as_json)
-    if rebuild_catalog:
-        return _rebuild(client, as_json, isolation)
-    return serve_daemon(client, own_settings, isolation, foreground=foreground, ready_fd=ready_fd)
+        _stop(client, as_json)
+    elif restart:
+        _restart(client, as_json)
+    elif status:
+        _print_status(client, as_json)
+    elif rebuild_catalog:
+        _rebuild(client, as_json, isolation)
+    else:
+        return serve_daemon(client, own_settings, isolation, foreground=foreground, ready_fd=ready_fd)
+    return 0
 
 
-def _unit() -> int:
-    """The package's unit, whose program is the one that runs now: it may be in an environment of its own."""
+def _print_unit() -> None:
+    """Print the package's unit with the program that runs now, which may be in an environment of its own."""
     from snapshotd import daemon
 
     text = Path(daemon.__file__).with_name("snapshotd.service").read_text()
     program = shutil.which(sys.argv[0]) or "/usr/local/bin/snapshotd"
     click.echo(text.replace("/usr/local/bin/snapshotd", os.path.abspath(program)), nl=False)
-    return 0
 
 
-def _rebuild(client: Snapshotd, as_json: bool, isolation: str | None) -> int:
-    """Runs without a daemon: it cannot start on a damaged catalog."""
+def _rebuild(client: Snapshotd, as_json: bool, isolation: str | None) -> None:
+    """Rebuild the catalog without a daemon, which cannot start on a damaged one."""
     from snapshotd.daemon import server, wiring
     from snapshotd.daemon.host import footing_of
 
     config = own_settings(client)
     with Meter("rebuilding the catalog", quiet=as_json) as meter:
-        report = server.alone(
+        report = server.run_alone(
             footing_of(config, isolation),
             client.state_dir,
             lambda footing: wiring.rebuild_catalog(config, meter.line, footing),
@@ -137,11 +138,11 @@ def _rebuild(client: Snapshotd, as_json: bool, isolation: str | None) -> int:
                 "trajectory_count": report.trajectories,
                 "snapshot_count": report.snapshots,
                 "tag_count": report.tags,
-                "lost": list(report.lost),
+                "lost": report.lost,
                 "left_out": [{"snapshot": item.snapshot, "reason": item.reason} for item in report.left_out],
             }
         )
-        return 0
+        return
     for item in report.left_out:
         click.echo(f"snapshot {item.snapshot} could not be brought back: {printable(item.reason)}", err=True)
     for lost in report.lost:
@@ -149,7 +150,6 @@ def _rebuild(client: Snapshotd, as_json: bool, isolation: str | None) -> int:
     lines, taken = number_of(report.trajectories, "trajectory"), number_of(report.snapshots, "snapshot")
     counts = f"{lines} with {taken}, {number_of(report.images, 'image')}, {number_of(report.tags, 'tag')}"
     click.echo(f"brought back {counts}")
-    return 0
 
 
 def serve_daemon(
@@ -161,20 +161,20 @@ def serve_daemon(
     ready_fd: int | None = None,
 ) -> int:
     """Be the daemon at the client's places until told to stop. Returns the exit code. `settings` may raise."""
-    from snapshotd.daemon.importing import uncollected
+    from snapshotd.daemon.importing import pause_collection
 
-    with uncollected():
+    with pause_collection():
         from snapshotd.daemon.access.address import parse_listen
         from snapshotd.daemon.host import footing_of
-        from snapshotd.daemon.server import ServerOptions, serve, told_to
+        from snapshotd.daemon.server import ServerOptions, report_failures, serve
 
-    with told_to(ready_fd):
+    with report_failures(ready_fd):
         config = settings(client)
         footing = footing_of(config, isolation)
         listen = parse_listen(config.listen) if config.listen else None
 
     def open_engine(ground: Footing) -> Any:
-        with uncollected():
+        with pause_collection():
             from snapshotd.daemon import wiring  # only when this process has the rights that it is to have
         return wiring.open_engine(config, ground)
 
@@ -195,7 +195,7 @@ def serve_daemon(
         code = exc.exit_code
         raise
     finally:
-        if _threads_left():  # an engine that failed to open or to close leaves some, which keep the process alive
+        if _has_threads():  # an engine that failed to open or to close leaves some, which keep the process alive
             _leave(code)
     return code
 
@@ -212,7 +212,7 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def _threads_left() -> bool:
+def _has_threads() -> bool:
     """True if a thread runs that the interpreter would wait for."""
     return any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
 
@@ -222,20 +222,19 @@ def own_settings(client: Snapshotd) -> Config:
     return replace(read(), state_dir=str(client.state_dir), socket=str(client.socket_path))
 
 
-def _status(client: Snapshotd, as_json: bool) -> int:
+def _print_status(client: Snapshotd, as_json: bool) -> None:
     facts = client.status()
     if as_json:
         print_json(facts)
-        return 0
+        return
     settings = facts.pop("settings", {})
     for found, absent in ((facts, "-"), (settings, "default")):
         for key, value in found.items():
             shown = absent if value is None or value == "" else str(value)
             click.echo(click.style(f"{printable(key):27}", bold=True) + printable(shown))
-    return 0
 
 
-def _stop(client: Snapshotd, as_json: bool) -> int:
+def _stop(client: Snapshotd, as_json: bool) -> None:
     """Stop by a signal, not through the API, so that a daemon of any version can be stopped."""
     pid = _end(client.state_dir, signal.SIGTERM, STOP_TIMEOUT_S)
     if pid is None:
@@ -244,10 +243,9 @@ def _stop(client: Snapshotd, as_json: bool) -> int:
         print_json({"stopped": pid})
     else:
         click.echo(f"snapshotd: daemon {pid} has stopped", err=True)
-    return 0
 
 
-def _restart(client: Snapshotd, as_json: bool) -> int:
+def _restart(client: Snapshotd, as_json: bool) -> None:
     """Restart without a request to the old daemon, so that a hanging one can be replaced, too."""
     from snapshotd.client.autostart import start_daemon
 
@@ -259,12 +257,11 @@ def _restart(client: Snapshotd, as_json: bool) -> int:
     else:
         before = "" if stopped is None else f" in place of {stopped}"
         click.echo(f"snapshotd: daemon {started} ready on {client.socket_path}{before}", err=True)
-    return 0
 
 
 def _end(state_dir: Path, number: signal.Signals, timeout_s: float) -> int | None:
-    """Send the daemon of a state directory a signal and wait until its process is gone, and its mounts with it. Its
-    process id, or None when there is none."""
+    """Send the daemon of a state directory a signal, and wait until its process is gone, and its mounts with it. Returns its process
+    id; None: no daemon ran."""
     from snapshotd.daemon.lock import lock_holder
 
     pid = lock_holder(state_dir)

@@ -16,32 +16,30 @@ from snapshotd.client.links import check_listener
 
 
 @declare("dial", examples=["ssh build.example.org snapshotd dial"])
-@click.pass_context
-def command(ctx: click.Context) -> int:
+def command(ctx: click.Context) -> None:
     """Carry a connection to the daemon over standard input and output.
 
     For clients that reach this machine through ssh (SNAPSHOTD_HOST=ssh://USER@HOST), which run it here.
     """
-    with _dialled(connect(ctx)) as daemon:
+    with _dial(connect(ctx)) as daemon:
         threading.Thread(target=_send, args=(daemon,), daemon=True).start()
         with contextlib.suppress(OSError):
             while data := daemon.recv(READ_BYTES):
                 _write(data)
-    return 0
 
 
-def _dialled(client: Snapshotd) -> socket.socket:
-    """A connection to the daemon, which is started if it does not run."""
+def _dial(client: Snapshotd) -> socket.socket:
+    """Connect to the daemon, and start it if it does not run."""
     with contextlib.suppress(OSError):
-        return _connected(client)
+        return _connect_once(client)
     client.version()
     try:
-        return _connected(client)
+        return _connect_once(client)
     except OSError as exc:
         raise unreachable(exc, client.socket_path) from exc
 
 
-def _connected(client: Snapshotd) -> socket.socket:
+def _connect_once(client: Snapshotd) -> socket.socket:
     daemon = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         daemon.connect(str(client.socket_path))
@@ -53,7 +51,7 @@ def _connected(client: Snapshotd) -> socket.socket:
 
 
 def _send(daemon: socket.socket) -> None:
-    """Until the client is gone, which ends both ways: it never ends one alone."""
+    """Send the client's bytes to the daemon. When the client is gone, both directions end: it never ends one alone."""
     with contextlib.suppress(OSError):
         while data := os.read(0, READ_BYTES):
             daemon.sendall(data)

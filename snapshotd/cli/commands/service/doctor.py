@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
@@ -16,7 +14,6 @@ _MARKS = {True: ("ok", "green"), None: ("warn", "yellow"), False: ("MISSING", "r
 
 @declare("doctor", examples=["sudo snapshotd doctor", "snapshotd doctor --json | jq '.[] | select(.ok == false)'"])
 @json_option
-@click.pass_context
 def command(ctx: click.Context, as_json: bool) -> int:
     """Say what this machine lacks, and the fix for each.
 
@@ -26,7 +23,7 @@ def command(ctx: click.Context, as_json: bool) -> int:
     """
     checks = doctor.diagnose(connect(ctx, autostart=False).state_dir)
     if as_json:
-        print_json([dataclasses.asdict(check) for check in checks])
+        print_json(checks)
     else:
         show(checks)
     return Unsupported.exit_code if any(check.ok is False for check in checks) else 0

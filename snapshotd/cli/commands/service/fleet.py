@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import click
 
 from snapshotd.api.stats import NodeStats
-from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, json_option
+from snapshotd.cli.command import connect, declare, declare_group, json_option
 from snapshotd.cli.text import print_json, printable, size, table
+from snapshotd.client.client import Snapshotd
+
+if TYPE_CHECKING:
+    from snapshotd.fleet.base import NodeID
 
 _database = click.option(
     "--database",
@@ -18,7 +23,34 @@ _database = click.option(
 )
 
 
-@click.group("fleet", cls=CliGroup, context_settings=CONTEXT_SETTINGS)
+class _Database:
+    """The fleet's verbs on its database, as a client has them on a node."""
+
+    def __init__(self, url: str) -> None:
+        from snapshotd.fleet.opening import open_coordination  # only here: a driver of PostgreSQL
+
+        self._open = partial(open_coordination, url)
+
+    def fleet_status(self) -> Sequence[NodeStats]:
+        with self._open() as coordination:
+            return coordination.describe_nodes()
+
+    def drain_node(self, node: str, *, draining: bool) -> None:
+        with self._open() as coordination:
+            coordination.drain_node(cast("NodeID", node), draining=draining)
+
+    def forget_node(self, node: str) -> None:
+        from snapshotd.fleet.forgetting import forget_node
+
+        with self._open() as coordination:
+            forget_node(coordination.tables, cast("NodeID", node))
+
+
+def _choose_fleet(ctx: click.Context, database: str | None) -> Snapshotd | _Database:
+    return connect(ctx, autostart=False) if database is None else _Database(database)
+
+
+@declare_group("fleet")
 def command() -> None:
     """Look at the nodes of a fleet, drain one, and forget one.
 
@@ -30,6 +62,7 @@ def command() -> None:
 
 @declare(
     "status",
+    group=command,
     examples=[
         "snapshotd fleet status",
         "snapshotd fleet status --database postgresql://snapshotd@db.example.com/snapshotd",
@@ -37,31 +70,23 @@ def command() -> None:
 )
 @_database
 @json_option
-@click.pass_context
-def status(ctx: click.Context, database: str | None, as_json: bool) -> int:
+def status(ctx: click.Context, database: str | None, as_json: bool) -> None:
     """List the nodes: leases, trajectories, room and lag.
 
     The lag is the number of snapshots that are captured and not published. With --json: an array of
     {"node","state","lease_s","trajectory_count","free_memory_bytes","starting_count","starting_max","unpublished_count",
     "architecture"}; state is "leased", "draining" or "lost" (its lease has run out: others may take its trajectories over).
     """
-    found: Sequence[NodeStats]
-    if database is None:
-        found = connect(ctx, autostart=False).fleet_status()
-    else:
-        from snapshotd.fleet.opening import open_coordination
-
-        with open_coordination(database) as coordination:
-            found = coordination.describe_nodes()
+    found = _choose_fleet(ctx, database).fleet_status()
     if as_json:
-        print_json([asdict(one) for one in found])
-        return 0
-    show_nodes(found)
-    return 0
+        print_json(found)
+    else:
+        show_nodes(found)
 
 
 @declare(
     "drain",
+    group=command,
     examples=[
         "snapshotd fleet drain node-7",
         "snapshotd fleet drain --database postgresql://snapshotd@db.example.com/snapshotd node-7",
@@ -71,27 +96,19 @@ def status(ctx: click.Context, database: str | None, as_json: bool) -> int:
 @_database
 @click.option("--end", "ends", is_flag=True, help="Let the node be used again.")
 @json_option
-@click.pass_context
-def drain(ctx: click.Context, node: str, database: str | None, ends: bool, as_json: bool) -> int:
+def drain(ctx: click.Context, node: str, database: str | None, ends: bool, as_json: bool) -> None:
     """Give a node no more forks.
 
     The node is told at its next renewal. With --json: {"node","draining"}.
     """
-    if database is None:
-        connect(ctx, autostart=False).drain_node(node, draining=not ends)
-    else:
-        from snapshotd.fleet.base import NodeID
-        from snapshotd.fleet.opening import open_coordination
-
-        with open_coordination(database) as coordination:
-            coordination.drain_node(NodeID(node), draining=not ends)
+    _choose_fleet(ctx, database).drain_node(node, draining=not ends)
     if as_json:
         print_json({"node": node, "draining": not ends})
-    return 0
 
 
 @declare(
     "forget",
+    group=command,
     examples=[
         "snapshotd fleet forget node-7",
         "snapshotd fleet forget --database postgresql://snapshotd@db.example.com/snapshotd node-7",
@@ -100,25 +117,15 @@ def drain(ctx: click.Context, node: str, database: str | None, ends: bool, as_js
 @click.argument("node")
 @_database
 @json_option
-@click.pass_context
-def forget(ctx: click.Context, node: str, database: str | None, as_json: bool) -> int:
+def forget(ctx: click.Context, node: str, database: str | None, as_json: bool) -> None:
     """Have no list name a node any more that is gone for good.
 
     It is refused while the node's lease runs, and while the node owns trajectories that other nodes can take over. With
     --json: {"node"}.
     """
-    if database is None:
-        connect(ctx, autostart=False).forget_node(node)
-    else:
-        from snapshotd.fleet.base import NodeID
-        from snapshotd.fleet.forgetting import forget_node
-        from snapshotd.fleet.opening import open_coordination
-
-        with open_coordination(database) as coordination:
-            forget_node(coordination.tables, NodeID(node))
+    _choose_fleet(ctx, database).forget_node(node)
     if as_json:
         print_json({"node": node})
-    return 0
 
 
 def show_nodes(found: Sequence[NodeStats]) -> None:
@@ -136,8 +143,3 @@ def show_nodes(found: Sequence[NodeStats]) -> None:
         for one in found
     ]
     table(("NODE", "STATE", "LEASE", "TRAJECTORIES", "FREE", "STARTING", "LAG"), rows)
-
-
-command.add_command(status)
-command.add_command(drain)
-command.add_command(forget)

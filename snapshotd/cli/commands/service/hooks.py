@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from snapshotd.api.wire import hook_socket_of
-from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, json_option
+from snapshotd.cli.command import connect, declare, declare_group, json_option
 from snapshotd.cli.text import print_json, table
 from snapshotd.client.autostart import answers
 from snapshotd.client.local import hook_settings
@@ -19,7 +19,7 @@ _agent = click.argument("agent", type=click.Choice(list(hook_settings.AGENTS)))
 _user = click.option("--user", "for_user", is_flag=True, help="In your own settings, for all folders.")
 
 
-@click.group("hooks", cls=CliGroup, context_settings=CONTEXT_SETTINGS)
+@declare_group("hooks")
 def command() -> None:
     """Let an agent in your own folder take a snapshot at every call, without a sandbox.
 
@@ -29,14 +29,15 @@ def command() -> None:
     """
 
 
-@declare("install", examples=["snapshotd hooks install claude", "snapshotd hooks install codex --user"])
+@declare("install", group=command, examples=["snapshotd hooks install claude", "snapshotd hooks install codex --user"])
 @_user
 @click.option("--worktrees", is_flag=True, help="Worktrees that the agent asks for have all files of the folder.")
 @json_option
 @_agent
 @_folder
-@click.pass_context
-def install(ctx: click.Context, agent: str, folder: Path | None, for_user: bool, worktrees: bool, as_json: bool) -> int:
+def install(
+    ctx: click.Context, agent: str, folder: Path | None, for_user: bool, worktrees: bool, as_json: bool
+) -> None:
     """Write the hooks into an agent's settings.
 
     FOLDER is the one in which the agent works; else the working directory. Other settings stay as they are. Run it as
@@ -47,20 +48,18 @@ def install(ctx: click.Context, agent: str, folder: Path | None, for_user: bool,
     changed = settings.install()
     if as_json:
         print_json({**_json(settings), "written": changed, "note": settings.agent.note})
-        return 0
+        return
     click.echo(str(settings.file))
     if settings.agent.note is not None:
         click.echo(settings.agent.note, err=True)
-    return 0
 
 
-@declare("remove", examples=["snapshotd hooks remove claude"])
+@declare("remove", group=command, examples=["snapshotd hooks remove claude"])
 @_user
 @json_option
 @_agent
 @_folder
-@click.pass_context
-def remove(ctx: click.Context, agent: str, folder: Path | None, for_user: bool, as_json: bool) -> int:
+def remove(ctx: click.Context, agent: str, folder: Path | None, for_user: bool, as_json: bool) -> None:
     """Take the hooks out of an agent's settings.
 
     Snapshots stay. With --json: {"name","file","written"}.
@@ -71,14 +70,12 @@ def remove(ctx: click.Context, agent: str, folder: Path | None, for_user: bool, 
         print_json({**_json(settings), "written": changed})
     elif changed:
         click.echo(str(settings.file))
-    return 0
 
 
-@declare("status", examples=["snapshotd hooks status"])
+@declare("status", group=command, examples=["snapshotd hooks status"])
 @_user
 @json_option
 @_folder
-@click.pass_context
 def status(ctx: click.Context, folder: Path | None, for_user: bool, as_json: bool) -> int:
     """Show which agents have the hooks, and if the daemon hears them.
 
@@ -94,10 +91,6 @@ def status(ctx: click.Context, folder: Path | None, for_user: bool, as_json: boo
         table(("AGENT", "HOOKS", "FILE"), shown)
         click.echo(f"the daemon {'hears' if hears else 'does not hear'} hooks on {found[0].socket}", err=True)
     return 0 if hears else 1
-
-
-for one in (install, remove, status):
-    command.add_command(one)
 
 
 def _settings(

@@ -32,8 +32,7 @@ _TOKEN_MAX = 1024
     help="Who may have signed it, in PEM.",
 )
 @click.argument("host", metavar="https://HOST:PORT")
-@click.pass_context
-def command(ctx: click.Context, host: str, pin: str | None, ca: Path | None) -> int:
+def command(ctx: click.Context, host: str, pin: str | None, ca: Path | None) -> None:
     """Keep the token of a daemon on another machine.
 
     Reads the token from standard input, or asks for it at a terminal, and tries it. It is kept for your user alone, in
@@ -71,7 +70,6 @@ def command(ctx: click.Context, host: str, pin: str | None, ca: Path | None) -> 
     click.echo(
         f"snapshotd: {place} (version {found.version}) is known now; use it with SNAPSHOTD_HOST={place}", err=True
     )
-    return 0
 
 
 def _is_trusted(place: str) -> bool:

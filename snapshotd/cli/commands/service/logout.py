@@ -9,8 +9,7 @@ from snapshotd.cli.command import declare
 
 @declare("logout", examples=["snapshotd logout https://build.example.org:7676"])
 @click.argument("host", metavar="https://HOST:PORT")
-@click.pass_context
-def command(ctx: click.Context, host: str) -> int:
+def command(ctx: click.Context, host: str) -> None:
     """Forget the token of a daemon on another machine.
 
     It is forgotten here alone: `snapshotd token revoke` on the daemon's machine ends it.
@@ -19,4 +18,3 @@ def command(ctx: click.Context, host: str) -> int:
     from snapshotd.client.remote.tls import TlsWay
 
     remove_login(TlsWay(host, "-", "sha256:" + "0" * 64).place)
-    return 0

@@ -48,7 +48,6 @@ _EXAMPLES = [
     help="Also sandboxes without isolation: their commands may do what your user may. New ones are such.",
 )
 @click.option("--no-elicitation", is_flag=True, help="Ask nobody at the client about calls that wait for a person.")
-@click.pass_context
 def command(
     ctx: click.Context,
     port: int | None,
@@ -58,7 +57,7 @@ def command(
     network: str,
     isolation: str | None,
     no_elicitation: bool,
-) -> int:
+) -> None:
     """Serve the daemon's verbs to an agent that speaks MCP.
 
     Speaks the Model Context Protocol on standard input and output, or with --http on the loopback. The client gets tools
@@ -80,8 +79,7 @@ def command(
     server = SnapshotdServer(connect_async(ctx), options)
     if port is None:
         transports.serve_stdio(server)
-        return 0
+        return
     path = token_file or client.state_dir / "mcp.token"
     token = token_of(path)
     transports.serve_http(server, port, token, lambda address: click.echo(f"{address}  token in {path}", err=True))
-    return 0

@@ -61,7 +61,6 @@ _OF_DAEMON, _OF_E2B = ("foreground", "isolation"), ("domain", "key_file", "image
     help="--e2b: what sandboxes reach that do not say.  [default: bridge]",
 )
 @click.option("--rm", is_flag=True, help="--e2b: remove a sandbox that was killed, with its history.")
-@click.pass_context
 def command(ctx: click.Context, /, listen: str | None, tls_cert: Path | None, tls_key: Path | None, **more: Any) -> int:
     """Be the daemon, for other machines too, or serve clients of E2B.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from snapshotd.cli.command import declare, json_option
@@ -16,7 +14,7 @@ from snapshotd.errors import Unsupported
 
 @declare("setup", examples=["sudo snapshotd setup && snapshotd doctor"])
 @json_option
-def command(as_json: bool) -> int:
+def command(_ctx: click.Context, as_json: bool) -> int:
     """Install missing system packages, where that is possible.
 
     Uses apt-get, dnf, pacman or apk, as root. Packages that are there are left alone. The exit
@@ -25,7 +23,7 @@ def command(as_json: bool) -> int:
     """
     checks = doctor.setup(note)
     if as_json:
-        print_json([dataclasses.asdict(check) for check in checks])
+        print_json(checks)
     elif checks:
         show(checks)
     else:

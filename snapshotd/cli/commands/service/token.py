@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import get_args
 
 import click
 
 from snapshotd.api.access import Scope, TokenInfo
-from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, json_option
-from snapshotd.cli.text import print_json, table
+from snapshotd.cli.command import connect, declare, declare_group, json_option
+from snapshotd.cli.text import print_answer, print_json, print_list
 from snapshotd.cli.values import Duration, Name
 from snapshotd.client.client import Snapshotd
 
 _SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 
-@click.group("token", cls=CliGroup, context_settings=CONTEXT_SETTINGS)
+@declare_group("token")
 def command() -> None:
     """Make, list and revoke tokens for callers from other machines.
 
@@ -26,6 +25,7 @@ def command() -> None:
 
 @declare(
     "create",
+    group=command,
     examples=[
         "snapshotd token create laptop --scope run --scope approve",
         "snapshotd token create ci --scope run --tenant acme --expires 90d",
@@ -45,45 +45,35 @@ def command() -> None:
 @click.option("--expires", metavar="TIME", type=Duration(), help="Time until it opens nothing any more: 12h, 90d.")
 @json_option
 @click.argument("name", type=Name())
-@click.pass_context
 def create(
     ctx: click.Context, name: str, scopes: tuple[Scope, ...], tenant: str | None, expires: float | None, as_json: bool
-) -> int:
+) -> None:
     """Make a token.
 
     Prints its text, which is shown this once. With --json:
     {"token","info":{token_id,name,scopes,tenant,created_at,expires_at,has_expired}}.
     """
     made = connect(ctx).create_token(name, scopes=scopes, tenant=tenant, expires_s=expires)
-    if as_json:
-        print_json({"token": made.token, "info": dataclasses.asdict(made.info)})
-        return 0
-    click.echo(made.token)
-    click.echo("snapshotd: it is shown this once; `snapshotd login` on the other machine takes it", err=True)
-    return 0
+    print_answer({"token": made.token, "info": made.info}, made.token, as_json=as_json)
+    if not as_json:
+        click.echo("snapshotd: it is shown this once; `snapshotd login` on the other machine takes it", err=True)
 
 
-@declare("list", examples=["snapshotd token list"])
+@declare("list", group=command, examples=["snapshotd token list"])
 @json_option
-@click.pass_context
-def list_(ctx: click.Context, as_json: bool) -> int:
+def list_(ctx: click.Context, as_json: bool) -> None:
     """List tokens.
 
     With --json: an array of {"token_id","name","scopes","tenant","created_at","expires_at","has_expired"}.
     """
-    found = connect(ctx).tokens()
-    if as_json:
-        print_json([dataclasses.asdict(one) for one in found])
-    else:
-        table(("NAME", "ID", "SCOPES", "TENANT", "CREATED", "EXPIRES"), list(map(_row, found)))
-    return 0
+    header = ("NAME", "ID", "SCOPES", "TENANT", "CREATED", "EXPIRES")
+    print_list(connect(ctx).tokens(), header, _row, as_json=as_json)
 
 
-@declare("revoke", examples=["snapshotd token revoke laptop"])
+@declare("revoke", group=command, examples=["snapshotd token revoke laptop"])
 @json_option
 @click.argument("tokens", metavar="TOKEN...", nargs=-1, required=True)
-@click.pass_context
-def revoke(ctx: click.Context, tokens: tuple[str, ...], as_json: bool) -> int:
+def revoke(ctx: click.Context, tokens: tuple[str, ...], as_json: bool) -> None:
     """Revoke tokens, by their names or ids.
 
     They open nothing any more, and what is open with them is cut. With --json: {"removed":[token]}.
@@ -93,14 +83,8 @@ def revoke(ctx: click.Context, tokens: tuple[str, ...], as_json: bool) -> int:
         client.revoke_token(one)
     if as_json:
         print_json({"removed": list(tokens)})
-    return 0
 
 
 def _row(one: TokenInfo) -> tuple[str, ...]:
     expires = "never" if one.expires_at is None else one.expires_at[:16] + ("  expired" if one.has_expired else "")
     return one.name, one.token_id, ",".join(one.scopes), one.tenant or "(all)", one.created_at[:16], expires
-
-
-command.add_command(create)
-command.add_command(list_)
-command.add_command(revoke)

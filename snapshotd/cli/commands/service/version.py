@@ -13,8 +13,7 @@ from snapshotd.errors import SnapshotdError
 
 @declare("version", examples=["snapshotd version", "snapshotd version --json"])
 @json_option
-@click.pass_context
-def command(ctx: click.Context, as_json: bool) -> int:
+def command(ctx: click.Context, as_json: bool) -> None:
     """Print the versions of client and daemon.
 
     Starts no daemon. With --json: {"client_version","api_version","daemon_version"}, where daemon_version is null when none answers.
@@ -27,7 +26,6 @@ def command(ctx: click.Context, as_json: bool) -> int:
         problem = exc.message
     if as_json:
         print_json({"client_version": snapshotd.__version__, "api_version": API_VERSION, "daemon_version": daemon})
-        return 0
+        return
     click.echo(f"client {snapshotd.__version__} (API {API_VERSION})")
     click.echo(f"daemon {daemon}" if daemon else f"daemon -  ({problem})")
-    return 0

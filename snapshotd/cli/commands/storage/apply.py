@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import os
 from typing import Any
 
 import click
 
+from snapshotd.cli.changes import LETTERS, marked_path
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.follow import note
-from snapshotd.cli.text import print_json, printable, shown_id
+from snapshotd.cli.text import bytes_json, id_text, print_json, printable
 from snapshotd.cli.values import complete_snapshot
-from snapshotd.client.results import AppliedInfo, ApplyInfo, MergeInfo
+from snapshotd.client.results import ApplyInfo, MergeInfo
 from snapshotd.errors import Conflict
 from snapshotd.terms import number_of
-
-_LETTERS = {"added": ("A", "green"), "changed": ("M", "yellow"), "deleted": ("D", "red")}
 
 
 @declare(
@@ -52,7 +50,6 @@ _LETTERS = {"added": ("A", "green"), "changed": ("M", "yellow"), "deleted": ("D"
 @click.option("--hooks", is_flag=True, help="Let the hooks and programs run that DIR's repository names for a commit.")
 @json_option
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
-@click.pass_context
 def command(
     ctx: click.Context,
     snapshot: str,
@@ -87,8 +84,11 @@ def command(
 def print_changes(done: ApplyInfo | MergeInfo) -> None:
     """One line for each change and conflict; warnings on standard error."""
     for item in done.changes:
-        letter, colour = _LETTERS[item.change]
-        click.echo(click.style(f"{letter} {_shown(item)}", fg=colour) + ("  (merged)" if item.merged else ""))
+        letter, colour = LETTERS[item.change]
+        click.echo(
+            click.style(f"{letter} {marked_path(os.fsdecode(item.path), item.kind)}", fg=colour)
+            + ("  (merged)" if item.merged else "")
+        )
     for conflict in done.conflicts:
         line = f"C {printable(os.fsdecode(conflict.path))}  ({printable(conflict.reason)})"
         click.echo(click.style(line, fg="red", bold=True))
@@ -106,14 +106,10 @@ def _print(done: ApplyInfo, to: str) -> None:
     elif done.dry_run:
         note(f"{number_of(len(done.changes), 'change')} would be applied to {to}{same}")
     else:
-        made = f", commit {shown_id(done.commit, full=False)}" if done.commit else ""
+        made = f", commit {id_text(done.commit, full=False)}" if done.commit else ""
         note(
-            f"{number_of(len(done.changes), 'change')} since {shown_id(done.base, full=False)} applied to {to}{same}{made}"
+            f"{number_of(len(done.changes), 'change')} since {id_text(done.base, full=False)} applied to {to}{same}{made}"
         )
-
-
-def _shown(item: AppliedInfo) -> str:
-    return printable(os.fsdecode(item.path)) + {"directory": "/", "symlink": "@"}.get(item.kind, "")
 
 
 def _json(done: ApplyInfo) -> dict[str, Any]:
@@ -131,18 +127,10 @@ def changes_json(done: ApplyInfo | MergeInfo) -> dict[str, Any]:
     """`changes`, `conflicts`, `same` and `warnings`."""
     return {
         "changes": [
-            {"change": item.change, **_path(item.path), "kind": item.kind, "merged": item.merged}
+            {"change": item.change, **bytes_json("path", item.path), "kind": item.kind, "merged": item.merged}
             for item in done.changes
         ],
-        "conflicts": [{**_path(item.path), "reason": printable(item.reason)} for item in done.conflicts],
+        "conflicts": [{**bytes_json("path", item.path), "reason": printable(item.reason)} for item in done.conflicts],
         "same": done.same,
         "warnings": [printable(warning) for warning in done.warnings],
     }
-
-
-def _path(path: bytes) -> dict[str, str]:
-    """{path}, and path_b64 for one that is not UTF-8."""
-    try:
-        return {"path": path.decode()}
-    except UnicodeDecodeError:
-        return {"path": path.decode(errors="replace"), "path_b64": base64.b64encode(path).decode()}

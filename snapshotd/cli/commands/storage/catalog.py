@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
-from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, json_option
+from snapshotd.cli.command import connect, declare, declare_group, json_option
 from snapshotd.cli.progress import Meter
 from snapshotd.cli.text import print_json
 from snapshotd.terms import number_of
@@ -14,7 +12,7 @@ from snapshotd.terms import number_of
 _PLACE = "URL|PATH"
 
 
-@click.group("catalog", cls=CliGroup, context_settings=CONTEXT_SETTINGS)
+@declare_group("catalog")
 def command() -> None:
     """Move the catalog between a file and a PostgreSQL database.
 
@@ -24,6 +22,7 @@ def command() -> None:
 
 @declare(
     "migrate",
+    group=command,
     examples=[
         "snapshotd catalog migrate --to postgresql://snapshotd@db.example.com/snapshotd",
         "snapshotd catalog migrate --from postgresql:///snapshotd --to /var/lib/snapshotd/catalog.db",
@@ -34,8 +33,7 @@ def command() -> None:
     "--from", "source", metavar=_PLACE, help="Database, or file, that has it.  [default: the state directory's file]"
 )
 @json_option
-@click.pass_context
-def migrate(ctx: click.Context, target: str, source: str | None, as_json: bool) -> int:
+def migrate(ctx: click.Context, target: str, source: str | None, as_json: bool) -> None:
     """Copy a whole catalog, and compare what came with what left.
 
     No daemon may run on the files. A file must not exist, a database must have no rows of a catalog: there is all or nothing
@@ -50,10 +48,6 @@ def migrate(ctx: click.Context, target: str, source: str | None, as_json: bool) 
         copied = wiring.migrate_catalog(state_dir, source, target, meter.line)
     count = sum(table.row_count for table in copied)
     if as_json:
-        print_json({"row_count": count, "tables": [dataclasses.asdict(table) for table in copied]})
+        print_json({"row_count": count, "tables": copied})
     else:
         click.echo(f"copied and verified {number_of(count, 'row')} in {number_of(len(copied), 'table')}")
-    return 0
-
-
-command.add_command(migrate)

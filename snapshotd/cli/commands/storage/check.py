@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import click
@@ -9,7 +10,7 @@ import click
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.follow import note
 from snapshotd.cli.progress import Meter
-from snapshotd.cli.text import path_json, print_json, printable, shown_id, size, table
+from snapshotd.cli.text import id_text, path_json, print_json, printable, size, table
 from snapshotd.client.results import CheckInfo, DamageInfo
 from snapshotd.errors import DataLoss
 from snapshotd.terms import number_of
@@ -22,7 +23,6 @@ from snapshotd.terms import number_of
 @click.option("--read-data", is_flag=True, help="Also decode every object and compare it with its id.")
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
-@click.pass_context
 def command(ctx: click.Context, read_data: bool, no_trunc: bool, as_json: bool) -> int:
     """Verify the repository.
 
@@ -53,7 +53,7 @@ def _print(report: CheckInfo, full: bool) -> None:
     if report.damages:
         rows = [
             (
-                shown_id(item.snapshot, full=full),
+                id_text(item.snapshot, full=full),
                 "-" if item.path is None else printable(item.path),
                 "-" if item.pack is None else printable(item.pack),
                 printable(item.what),
@@ -73,18 +73,9 @@ def _json(report: CheckInfo) -> dict[str, Any]:
         "packs": report.packs,
         "bytes_read": report.bytes_read,
         "damages": [_damage(item) for item in report.damages],
-        "unreadable": list(report.unreadable),
+        "unreadable": report.unreadable,
     }
 
 
 def _damage(item: DamageInfo) -> dict[str, Any]:
-    answer: dict[str, Any] = {
-        "pack": item.pack,
-        "object": item.object,
-        "what": item.what,
-        "snapshot": item.snapshot,
-        "path": None,
-    }
-    if item.path is not None:
-        answer.update(path_json(item.path))
-    return answer
+    return dataclasses.asdict(item) | ({} if item.path is None else path_json(item.path))

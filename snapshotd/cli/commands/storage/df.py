@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
@@ -12,8 +10,7 @@ from snapshotd.cli.text import print_json, size, status, table
 
 @declare("df", examples=["snapshotd df", "snapshotd df --json | jq .repository_bytes"])
 @json_option
-@click.pass_context
-def command(ctx: click.Context, as_json: bool) -> int:
+def command(ctx: click.Context, as_json: bool) -> None:
     """Show what takes space.
 
     Layers hold the changes of each step, ready to mount; layers of stored snapshots go when their budget is used up,
@@ -24,8 +21,8 @@ def command(ctx: click.Context, as_json: bool) -> int:
     """
     usage = connect(ctx).usage()
     if as_json:
-        print_json(dataclasses.asdict(usage))
-        return 0
+        print_json(usage)
+        return
     rows = [
         ("layers", size(usage.layer_bytes), size(usage.layer_budget_bytes)),
         ("repository", size(usage.repository_bytes), "-"),
@@ -39,4 +36,3 @@ def command(ctx: click.Context, as_json: bool) -> int:
     table(("SNAPSHOTS", "COUNT"), counts, right=(1,))
     if usage.unarchived:
         click.echo(f"{usage.unarchived} of them wait to be stored")
-    return 0

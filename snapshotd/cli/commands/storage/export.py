@@ -9,7 +9,7 @@ from typing import Literal
 import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
-from snapshotd.cli.follow import note
+from snapshotd.cli.follow import note, note_warnings
 from snapshotd.cli.github import GitHub, github_option
 from snapshotd.cli.langgraph import WORD, move
 from snapshotd.cli.progress import Meter
@@ -82,7 +82,6 @@ _MIND = ("atif", "jsonl", "html")
 @github_option
 @json_option
 @click.argument("snapshots", metavar="ID...|langgraph", nargs=-1, required=True, shell_complete=complete_snapshot)
-@click.pass_context
 def command(
     ctx: click.Context,
     snapshots: tuple[str, ...],
@@ -146,7 +145,7 @@ def command(
                 nonlocal count
                 sys.stdout.buffer.write(data)
                 count += len(data)
-                meter.moved(count)
+                meter.show_bytes(count)
 
             warnings = client.export(
                 snapshots, write, form=form, whole=whole, since=since, forks=forks, encrypt=encrypt, progress=meter.line
@@ -162,16 +161,16 @@ def command(
                 forks=forks,
                 encrypt=encrypt,
                 progress=meter.line,
-                moved=meter.moved,
+                moved=meter.show_bytes,
             )
             count, warnings = done.bytes, done.warnings
     if github is not None:
-        _tell(github, {"file": output, "bytes": count}, warnings)
+        github.outputs({"file": output, "bytes": count})
+        github.warn(warnings)
     if as_json:
         print_json({"file": output, "bytes": count, "warnings": list(warnings)})
         return 0
-    for warning in warnings:
-        note(f"warning: {warning}")
+    note_warnings(warnings)
     if output != "-":
         click.echo(f"{size(count)} in {click.format_filename(output)}", err=True)
     return 0
@@ -233,21 +232,15 @@ def _to_cache(
     client = connect(ctx)
     with Meter(f"exporting {snapshot}", quiet=as_json) as meter:
         done = client.export_to_cache(
-            snapshot, cache, key, whole=whole, since=since, encrypt=encrypt, progress=meter.line, moved=meter.moved
+            snapshot, cache, key, whole=whole, since=since, encrypt=encrypt, progress=meter.line, moved=meter.show_bytes
         )
     count, warnings = (0, ()) if done is None else (done.bytes, done.warnings)
     if github is not None:
-        _tell(github, {"key": key, "saved": done is not None, "bytes": count}, warnings)
+        github.outputs({"key": key, "saved": done is not None, "bytes": count})
+        github.warn(warnings)
     if as_json:
         print_json({"key": key, "saved": done is not None, "bytes": count, "warnings": list(warnings)})
         return 0
-    for warning in warnings:
-        note(f"warning: {warning}")
+    note_warnings(warnings)
     note(f"the key {key} has an entry, which stays as it is" if done is None else f"{size(count)} under the key {key}")
     return 0
-
-
-def _tell(github: GitHub, values: dict[str, object], warnings: tuple[str, ...]) -> None:
-    github.outputs(values)
-    for warning in warnings:
-        github.annotate("warning", warning)

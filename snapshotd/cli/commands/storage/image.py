@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
-from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, json_option
+from snapshotd.cli.command import connect, declare, declare_group, json_option
 from snapshotd.cli.follow import note
-from snapshotd.cli.text import ago, print_json, printable, shown_id, size, table
+from snapshotd.cli.text import ago, id_text, print_answer, print_ids, print_json, print_list, printable, size
 from snapshotd.cli.values import Name, complete_image
 from snapshotd.client.results import ImageInfo
 
 
-@click.group("image", cls=CliGroup, context_settings=CONTEXT_SETTINGS)
+@declare_group("image")
 def command() -> None:
     """Build, import, list and remove images.
 
@@ -21,23 +19,25 @@ def command() -> None:
     """
 
 
-@declare("build", examples=["snapshotd image build default", "snapshotd image build ./my-recipe --name mine"])
+@declare(
+    "build", group=command, examples=["snapshotd image build default", "snapshotd image build ./my-recipe --name mine"]
+)
 @click.option("--name", type=Name(), help="Name of the image; else the recipe's.")
 @json_option
 @click.argument("recipe")
-@click.pass_context
-def build(ctx: click.Context, recipe: str, name: str | None, as_json: bool) -> int:
+def build(ctx: click.Context, recipe: str, name: str | None, as_json: bool) -> None:
     """Build an image from a recipe.
 
     RECIPE is a folder, or one that comes with snapshotd: default (Python, pytest, git, a C compiler), node (Node.js and
     npm too), essential (the least of Debian), or minimal (this machine's own Python and shell, in seconds). An unchanged
     one is reused. With --json: the image.
     """
-    return _made(connect(ctx).build_image(recipe, name=name, progress=note), as_json)
+    _report_image(connect(ctx).build_image(recipe, name=name, progress=note), as_json)
 
 
 @declare(
     "import",
+    group=command,
     examples=[
         "snapshotd image import debian:12",
         "snapshotd image import ./rootfs.tar --name base",
@@ -47,53 +47,48 @@ def build(ctx: click.Context, recipe: str, name: str | None, as_json: bool) -> i
 @click.option("--name", type=Name(), help="Name of the image; else made from the source.")
 @json_option
 @click.argument("source")
-@click.pass_context
-def import_(ctx: click.Context, source: str, name: str | None, as_json: bool) -> int:
+def import_(ctx: click.Context, source: str, name: str | None, as_json: bool) -> None:
     """Import an image.
 
     SOURCE is a folder, a tar of a root file system, a `docker save` or OCI archive, or the name of a Docker image. With
     --json: the image.
     """
-    return _made(connect(ctx).import_image(source, name=name, progress=note), as_json)
+    _report_image(connect(ctx).import_image(source, name=name, progress=note), as_json)
 
 
-@declare("ls", examples=["snapshotd image ls"])
+@declare("ls", group=command, examples=["snapshotd image ls"])
 @click.option("-q", "--quiet", is_flag=True, help="Only ids.")
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
-@click.pass_context
-def ls(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> int:
+def ls(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> None:
     """List images.
 
     With --json: an array.
     """
     found = connect(ctx).images()
-    if as_json:
-        print_json([dataclasses.asdict(item) for item in found])
-    elif quiet:
-        for item in found:
-            click.echo(shown_id(item.id, full=no_trunc))
-    else:
-        rows = [
-            (
-                item.name or "-",
-                shown_id(item.id, full=no_trunc),
-                size(item.bytes),
-                str(item.file_count),
-                ago(item.created_at),
-                printable(item.source),
-            )
-            for item in found
-        ]
-        table(("NAME", "IMAGE", "SIZE", "FILES", "CREATED", "SOURCE"), rows, right=(2, 3))
-    return 0
+    if quiet and not as_json:
+        print_ids((item.id for item in found), full=no_trunc)
+        return
+    print_list(
+        found,
+        ("NAME", "IMAGE", "SIZE", "FILES", "CREATED", "SOURCE"),
+        lambda item: (
+            item.name or "-",
+            id_text(item.id, full=no_trunc),
+            size(item.bytes),
+            str(item.file_count),
+            ago(item.created_at),
+            printable(item.source),
+        ),
+        as_json=as_json,
+        right=(2, 3),
+    )
 
 
-@declare("rm", examples=["snapshotd image rm old"])
+@declare("rm", group=command, examples=["snapshotd image rm old"])
 @json_option
 @click.argument("images", metavar="IMAGE...", nargs=-1, required=True, shell_complete=complete_image)
-@click.pass_context
-def rm(ctx: click.Context, images: tuple[str, ...], as_json: bool) -> int:
+def rm(ctx: click.Context, images: tuple[str, ...], as_json: bool) -> None:
     """Remove images that no trajectory uses.
 
     With --json: {"removed":[...]}.
@@ -105,16 +100,7 @@ def rm(ctx: click.Context, images: tuple[str, ...], as_json: bool) -> int:
             click.echo(ref)
     if as_json:
         print_json({"removed": list(images)})
-    return 0
 
 
-def _made(image: ImageInfo, as_json: bool) -> int:
-    if as_json:
-        print_json(dataclasses.asdict(image))
-    else:
-        click.echo(image.id)
-    return 0
-
-
-for each in (build, import_, ls, rm):
-    command.add_command(each)
+def _report_image(image: ImageInfo, as_json: bool) -> None:
+    print_answer(image, image.id, as_json=as_json)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
-from snapshotd.cli.follow import note
+from snapshotd.cli.follow import note, note_warnings
 from snapshotd.cli.github import GitHub, github_option
 from snapshotd.cli.langgraph import WORD, move
 from snapshotd.cli.progress import Meter
@@ -35,7 +35,7 @@ class _Source:
     def read(self, count: int) -> bytes:
         data = self._raw.read(count) or b""
         self._count += len(data)
-        self._meter.moved(self._count)
+        self._meter.show_bytes(self._count)
         return data
 
 
@@ -70,7 +70,6 @@ class _Source:
 @github_option
 @json_option
 @click.argument("file", metavar="[FILE|-|langgraph]", required=False, type=click.Path())
-@click.pass_context
 def command(
     ctx: click.Context,
     file: str | None,
@@ -117,11 +116,11 @@ def command(
                 cache, key, prefixes, name=name, decrypt=decrypt, wait=wait or "captured", progress=meter.line
             )
         if found is None:
-            return _missed(cache, key, github, as_json)
+            return _report_miss(cache, key, github, as_json)
         done = found.imported
     else:
         done = _from_file(client, str(file), name, decrypt, wait or "captured", as_json)
-    return _told(client, done, found, wait, github, as_json)
+    return _report_import(client, done, found, wait, github, as_json)
 
 
 def _from_file(
@@ -134,7 +133,7 @@ def _from_file(
             return client.import_bundle(_Source(raw, meter), name=name, decrypt=decrypt, wait=wait, progress=meter.line)
 
 
-def _missed(cache: str, key: str, github: GitHub | None, as_json: bool) -> int:
+def _report_miss(cache: str, key: str, github: GitHub | None, as_json: bool) -> int:
     if github is not None:
         github.outputs({"cache-hit": False, "cache-matched-key": ""})
     if as_json:
@@ -143,7 +142,7 @@ def _missed(cache: str, key: str, github: GitHub | None, as_json: bool) -> int:
     return 1
 
 
-def _told(
+def _report_import(
     client: Snapshotd,
     done: ImportInfo,
     found: CacheImportInfo | None,
@@ -155,8 +154,7 @@ def _told(
     if github is not None:
         matched = {} if found is None else {"cache-hit": found.exact, "cache-matched-key": found.key}
         github.outputs({**matched, "trajectory": ids[0] if ids else "", "snapshots": done.snapshot_count})
-        for warning in done.warnings:
-            github.annotate("warning", warning)
+        github.warn(done.warnings)
     if as_json:
         answer: dict[str, Any] = {
             "trajectories": ids,
@@ -173,15 +171,14 @@ def _told(
         note(f"from the key {found.key}")
     if not done.snapshot_count:
         note("all snapshots of the bundle are here already; nothing was taken but tags that they lacked")
-    for warning in done.warnings:
-        note(f"warning: {warning}")
+    note_warnings(done.warnings)
     for each in ids:
         click.echo(each)
     return 0
 
 
 def _open(file: str) -> io.FileIO:
-    """Unbuffered, so that a thread stuck in a read holds no lock that the end of the process needs."""
+    """Open the bundle without a buffer: a thread stuck in a read then holds no lock that the end of the process needs."""
     if file == "-":
         if sys.stdin.isatty():
             refuse("a bundle does not come from a terminal; name a file, or send it through a pipe")

@@ -7,7 +7,7 @@ import click
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.commands.storage.apply import changes_json, print_changes
 from snapshotd.cli.follow import note
-from snapshotd.cli.text import print_json, shown_id
+from snapshotd.cli.text import id_text, print_json
 from snapshotd.cli.values import complete_snapshot, complete_trajectory
 from snapshotd.errors import Conflict
 from snapshotd.terms import number_of
@@ -33,7 +33,6 @@ from snapshotd.terms import number_of
 @json_option
 @click.argument("source", metavar="FROM", shell_complete=complete_snapshot)
 @click.argument("into", metavar="INTO", shell_complete=complete_trajectory)
-@click.pass_context
 def command(
     ctx: click.Context, source: str, into: str, base: str | None, path: str, dry_run: bool, as_json: bool
 ) -> int:
@@ -65,13 +64,13 @@ def command(
             f"{number_of(len(done.conflicts), 'conflict')}: nothing was merged; settle them in {into}, or merge a part with --path"
         )
     elif not done.changes:
-        note(f"there is nothing to merge: {into} has all that {source} changed since {shown_id(done.base, full=False)}")
+        note(f"there is nothing to merge: {into} has all that {source} changed since {id_text(done.base, full=False)}")
     elif done.snapshot is None:
         note(f"{number_of(len(done.changes), 'change')} would be merged into {into}{same}")
     else:
-        base_id = shown_id(done.base, full=False)
+        base_id = id_text(done.base, full=False)
         note(
             f"{number_of(len(done.changes), 'change')} since {base_id} merged into {into}, snapshot "
-            f"{shown_id(done.snapshot.id, full=False)}{same}"
+            f"{id_text(done.snapshot.id, full=False)}{same}"
         )
     return Conflict.exit_code if done.conflicts else 0

@@ -19,8 +19,7 @@ from snapshotd.cli.text import print_json
 )
 @json_option
 @click.argument("directory", metavar="DIR", type=click.Path())
-@click.pass_context
-def command(ctx: click.Context, directory: str, as_json: bool) -> int:
+def command(ctx: click.Context, directory: str, as_json: bool) -> None:
     """Show every stored snapshot as a folder.
 
     Below DIR, read-only: trajectories/ID/SEQ, snapshots/ID and tags/NAME, for grep, diff, cp and find across time. New
@@ -29,4 +28,3 @@ def command(ctx: click.Context, directory: str, as_json: bool) -> int:
     connect(ctx).mount(directory)
     if as_json:
         print_json({"mounted": os.path.abspath(directory)})
-    return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import click
@@ -26,8 +25,7 @@ from snapshotd.cli.values import complete_trajectory
 @click.option("--clear", is_flag=True, help="Remove the policy.")
 @json_option
 @click.argument("trajectory", required=False, shell_complete=complete_trajectory)
-@click.pass_context
-def command(ctx: click.Context, /, trajectory: str | None, clear: bool, as_json: bool, **options: Any) -> int:
+def command(ctx: click.Context, /, trajectory: str | None, clear: bool, as_json: bool, **options: Any) -> None:
     """Show or set which snapshots keep their files.
 
     Without rules, shows the global policy, or the one that holds for a trajectory. With rules, sets it to exactly
@@ -44,10 +42,9 @@ def command(ctx: click.Context, /, trajectory: str | None, clear: bool, as_json:
     policy = client.set_policy(wanted, trajectory) if clear or wanted is not None else client.policy(trajectory)
     if as_json:
         found = None if trajectory is None else client.trajectory(trajectory).id
-        print_json({"trajectory": found, "policy": dataclasses.asdict(policy)})
-        return 0
+        print_json({"trajectory": found, "policy": policy})
+        return
     for option, value in rules(policy):
         click.echo(f"{option:13} {value}")
     if not rules(policy):
         click.echo("every snapshot keeps its files")
-    return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import click
@@ -10,7 +9,7 @@ import click
 from snapshotd.cli.command import ask, connect, declare, is_terminal, json_option, refuse
 from snapshotd.cli.progress import Meter
 from snapshotd.cli.retention import policy_of, retention_options
-from snapshotd.cli.text import ago, print_json, printable, shown_id, size, table
+from snapshotd.cli.text import ago, id_text, print_json, printable, size, table
 from snapshotd.cli.values import Duration
 from snapshotd.client.results import PruneInfo
 from snapshotd.terms import PRUNE_GRACE_S, number_of
@@ -37,10 +36,9 @@ from snapshotd.terms import PRUNE_GRACE_S, number_of
 )
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
-@click.pass_context
 def command(
     ctx: click.Context, /, dry_run: bool, force: bool, no_trunc: bool, grace: float, as_json: bool, **options: Any
-) -> int:
+) -> None:
     """Give up the files of snapshots that no policy keeps, and free the space.
 
     Rules given here count instead of the policies that are set. `snapshotd policy --help` explains policies, and names
@@ -66,20 +64,19 @@ def command(
     with Meter("looking what would go" if dry_run else "pruning", quiet=as_json) as meter:
         report = client.prune(policy, dry_run=dry_run, grace_s=grace, progress=meter.line)
     if as_json:
-        print_json(dataclasses.asdict(report))
+        print_json(report)
     elif asks:
         click.echo(_totals(report))  # the plan listed the snapshots before the question
     else:
         _print(report, no_trunc)
-    return 0
 
 
 def _print(report: PruneInfo, full: bool) -> None:
     if report.pruned:
         rows = [
             (
-                shown_id(item.snapshot, full=full),
-                shown_id(item.trajectory, full=full),
+                id_text(item.snapshot, full=full),
+                id_text(item.trajectory, full=full),
                 str(item.seq),
                 ago(item.created_at),
                 printable(item.reason),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
@@ -16,7 +14,6 @@ from snapshotd.terms import number_of
 
 @declare("repair", examples=["snapshotd repair", "snapshotd repair --json"])
 @json_option
-@click.pass_context
 def command(ctx: click.Context, as_json: bool) -> int:
     """Rebuild damaged parts of the repository from intact ones.
 
@@ -28,7 +25,7 @@ def command(ctx: click.Context, as_json: bool) -> int:
     with Meter("repairing", quiet=as_json) as meter:
         report = client.repair(progress=meter.line)
     if as_json:
-        print_json(dataclasses.asdict(report))
+        print_json(report)
     else:
         for action in report.actions:
             click.echo(printable(action))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.follow import note
+from snapshotd.cli.follow import note_warnings
 from snapshotd.cli.github import GitHub, github_option
 from snapshotd.cli.text import print_json, size
 from snapshotd.cli.values import complete_snapshot
@@ -24,8 +22,7 @@ from snapshotd.terms import number_of
 @github_option
 @json_option
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
-@click.pass_context
-def command(ctx: click.Context, snapshot: str, to: str, path: str, github: GitHub | None, as_json: bool) -> int:
+def command(ctx: click.Context, snapshot: str, to: str, path: str, github: GitHub | None, as_json: bool) -> None:
     """Write a snapshot's files into a folder.
 
     Every byte of a stored snapshot is verified: if one differs, this fails, and the folder stays as it was. Everything
@@ -35,15 +32,12 @@ def command(ctx: click.Context, snapshot: str, to: str, path: str, github: GitHu
     report = connect(ctx).restore(snapshot, to, path=path)
     if github is not None:
         github.outputs({"directory": to, "files": report.file_count, "bytes": report.bytes})
-        for warning in report.warnings:
-            github.annotate("warning", warning)
+        github.warn(report.warnings)
     if as_json:
-        print_json(dataclasses.asdict(report))
-        return 0
-    for warning in report.warnings:
-        note(f"warning: {warning}")
+        print_json(report)
+        return
+    note_warnings(report.warnings)
     click.echo(
         f"{number_of(report.file_count, 'file')} and {number_of(report.directories, 'directory')}, {size(report.bytes)}, in {to}",
         err=True,
     )
-    return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
 
@@ -10,7 +9,7 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.commands.service.fleet import show_nodes
-from snapshotd.cli.text import ago, milliseconds, print_json, printable, shown_id, size, table
+from snapshotd.cli.text import ago, id_text, milliseconds, print_json, printable, size, table
 from snapshotd.client.results import PauseStats, SandboxStats, StatsInfo
 from snapshotd.terms import number_of
 
@@ -30,8 +29,7 @@ _DISK_SHOWN = 10
 @click.option("--prometheus", is_flag=True, help="Print the text format of Prometheus, once.")
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
-@click.pass_context
-def command(ctx: click.Context, no_stream: bool, prometheus: bool, no_trunc: bool, as_json: bool) -> int:
+def command(ctx: click.Context, no_stream: bool, prometheus: bool, no_trunc: bool, as_json: bool) -> None:
     """Show what sandboxes take, and how long they stand still.
 
     Live sandboxes with their load and memory, the trajectories with most layers on disk, snapshots that are not stored
@@ -44,10 +42,10 @@ def command(ctx: click.Context, no_stream: bool, prometheus: bool, no_trunc: boo
     client = connect(ctx)
     if prometheus:
         click.echo(client.metrics(), nl=False)
-        return 0
+        return
     if as_json:
-        print_json(dataclasses.asdict(client.stats()))
-        return 0
+        print_json(client.stats())
+        return
     before = client.stats(trajectories=_DISK_SHOWN)
     live = sys.stdout.isatty() and not no_stream
     while True:
@@ -58,7 +56,7 @@ def command(ctx: click.Context, no_stream: bool, prometheus: bool, no_trunc: boo
             click.clear()
         _show(before, now, full=no_trunc)
         if not live:
-            return 0
+            return
         if not before.sandboxes:
             time.sleep(_EVERY_S)
         before = now
@@ -68,7 +66,7 @@ def _show(before: StatsInfo, now: StatsInfo, *, full: bool) -> None:
     earlier = {one.trajectory: one for one in before.sandboxes}
     rows = [
         (
-            shown_id(one.trajectory, full=full),
+            id_text(one.trajectory, full=full),
             printable(one.name or "-"),
             _load(earlier.get(one.trajectory), one),
             f"{size(one.used_memory_bytes)} / {size(one.memory_bytes)}",
@@ -80,9 +78,7 @@ def _show(before: StatsInfo, now: StatsInfo, *, full: bool) -> None:
     ]
     table(("TRAJECTORY", "NAME", "CPU", "MEMORY / LIMIT", "PROCESSES", "AGENT", "STARTED"), rows, right=(2, 3, 4))
     click.echo()
-    disk = [
-        (shown_id(one.trajectory, full=full), printable(one.name or "-"), size(one.layer_bytes)) for one in now.disk
-    ]
+    disk = [(id_text(one.trajectory, full=full), printable(one.name or "-"), size(one.layer_bytes)) for one in now.disk]
     usage = now.usage
     budget = f"of {size(usage.layer_budget_bytes)}" if usage.layer_budget_bytes else "-"  # a tenant is not told
     disk.append(("all layers", budget, size(usage.layer_bytes)))

@@ -13,8 +13,7 @@ from snapshotd.cli.text import print_json
 @declare("umount", examples=["snapshotd umount /mnt"])
 @json_option
 @click.argument("directory", metavar="DIR", type=click.Path())
-@click.pass_context
-def command(ctx: click.Context, directory: str, as_json: bool) -> int:
+def command(ctx: click.Context, directory: str, as_json: bool) -> None:
     """End what `snapshotd mount` began.
 
     With --json: {"unmounted":DIR}.
@@ -22,4 +21,3 @@ def command(ctx: click.Context, directory: str, as_json: bool) -> int:
     connect(ctx, autostart=False).unmount(directory)
     if as_json:
         print_json({"unmounted": os.path.abspath(directory)})
-    return 0

@@ -30,13 +30,14 @@ _IN_LOG = [
     "refused",
     "reused",
 ]
+_IN_DETAILS = ["image", "layers", "follows", "side_effect", "sub_agent", "model_use"]
 _BACK = ("rewind", "undo", "promote", "retry", "merge")
 _TOOL_IN_LOG = ["name", "arguments", "status", "exit_code", "duration_ms"]
 """The parts of a snapshot, and of its call, that `log --json` prints."""
 
 
-def counted(client: Snapshotd, taken: SnapshotInfo) -> SnapshotInfo:
-    """The same with its changes counted, if the daemon counts them within a short wait."""
+def wait_for_counts(client: Snapshotd, taken: SnapshotInfo) -> SnapshotInfo:
+    """Wait a moment until the daemon has counted the snapshot's changes. Returns the snapshot, perhaps without counts."""
     deadline = time.monotonic() + _COUNT_S
     while taken.files is None and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -44,8 +45,8 @@ def counted(client: Snapshotd, taken: SnapshotInfo) -> SnapshotInfo:
     return taken
 
 
-def taken_line(taken: SnapshotInfo, *, with_state: bool) -> str:
-    """The line of a snapshot."""
+def summary_line(taken: SnapshotInfo, *, with_state: bool) -> str:
+    """Return the one line that tells of a snapshot."""
     return snapshot_line(
         seq=taken.seq,
         snapshot_id=taken.id,
@@ -58,21 +59,21 @@ def taken_line(taken: SnapshotInfo, *, with_state: bool) -> str:
     )
 
 
-def report_taken(client: Snapshotd, taken: SnapshotInfo, wait: Wait | None, *, as_json: bool) -> None:
+def report_snapshot(client: Snapshotd, taken: SnapshotInfo, wait: Wait | None, *, as_json: bool) -> None:
     """One line on standard error, or with `as_json` the snapshot as `log --json` has it. Behind a change of the past, a line for
     each service that did not come back, too."""
     if taken.tool.name in _BACK:
         _report_services(client, taken)
-    taken = counted(client, taken)
+    taken = wait_for_counts(client, taken)
     if as_json:
         print_json(snapshot_json(taken))
         return
-    click.echo(taken_line(taken, with_state=wait is not None), err=True)
+    click.echo(summary_line(taken, with_state=wait is not None), err=True)
     _report_folder(taken)
 
 
 def _report_services(client: Snapshotd, taken: SnapshotInfo) -> None:
-    """The services that were started again behind this snapshot, and are not there."""
+    """Report the services that were started again after this snapshot, and failed."""
     for one in client.commands(taken.trajectory):
         if one.service_state == "failed" and one.started_at > taken.created_at:
             where = f"`snapshotd logs {short(taken.trajectory)} {one.service}` has its output"
@@ -81,8 +82,8 @@ def _report_services(client: Snapshotd, taken: SnapshotInfo) -> None:
 
 
 def _report_folder(taken: SnapshotInfo) -> None:
-    """After a rewind in a user's own folder: what had to stay, and on standard output the command that goes on with the
-    agent's session."""
+    """Report a rewind in a user's own folder: the files that had to stay, and on standard output the command that goes on with
+    the agent's session."""
     told = taken.tool.arguments
     if taken.tool.name not in ("rewind", "undo") or not isinstance(told, dict):
         return
@@ -96,12 +97,11 @@ def snapshot_json(item: SnapshotInfo) -> dict[str, Any]:
     """One snapshot as `log --json` prints it."""
     answer = {name: getattr(item, name) for name in _IN_LOG}
     answer["tool"] = {name: getattr(item.tool, name) for name in _TOOL_IN_LOG}
-    files = None if item.files is None else dataclasses.asdict(item.files)
-    return answer | {"kind": item.kind, "files": files, "published": item.published}
+    return answer | {"kind": item.kind, "published": item.published}
 
 
-def state_of(item: SnapshotInfo) -> str:
-    """Its state, and that only this node can read it, where others are to."""
+def state_text(item: SnapshotInfo) -> str:
+    """Return the snapshot's state, and `unpublished` while the other nodes of a fleet cannot read it."""
     return f"{item.state}, unpublished" if item.published is False else item.state
 
 
@@ -110,17 +110,9 @@ def details_json(item: SnapshotInfo) -> dict[str, Any]:
     answer = snapshot_json(item)
     answer["tool"] |= {
         "error": item.tool.error,
-        "outputs": list(item.tool.outputs),
-        "damaged": [dataclasses.asdict(one) for one in item.tool.damaged],
+        "outputs": item.tool.outputs,
+        "damaged": item.tool.damaged,
         "started_at": item.tool.started_at,
     }
-    return answer | {
-        "method": item.method,
-        "message_count": item.messages,
-        "image": item.image,
-        "layers": item.layers,
-        "follows": item.follows,
-        "side_effect": item.side_effect,
-        "sub_agent": item.sub_agent,
-        "model_use": None if item.model_use is None else dataclasses.asdict(item.model_use),
-    }
+    more = {name: getattr(item, name) for name in _IN_DETAILS}
+    return answer | {"method": item.method, "message_count": item.messages, **more}
