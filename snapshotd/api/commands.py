@@ -33,7 +33,7 @@ class CommandOptions(TrialOptions, total=False):
 
 
 class ExecOptions(CommandOptions, total=False):
-    """Of a command in a trajectory."""
+    """The same for a command in a trajectory."""
 
     idle_timeout: float | None
 

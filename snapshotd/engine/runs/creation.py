@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from snapshotd.api.commands import CommandFields
-from snapshotd.api.trajectories import SandboxFields
+from snapshotd.api.trajectories import RunAgentRequest, SandboxFields
 from snapshotd.catalog.base import own_tenant, present_tenant
 from snapshotd.engine.context import Context
 from snapshotd.engine.journal.gateways import provider_env
@@ -52,7 +52,6 @@ class Creation:
     def begin(
         self,
         request: SandboxFields,
-        agent_file: Path | None,
         agent: AgentSpec | None,
         namespace_pid: int,
         *,
@@ -62,6 +61,8 @@ class Creation:
         """A launched sandbox with its recorded trajectory and first snapshot; on any error nothing is left. `namespace_pid`: process
         in whose view of the files the request's paths are meant; 0: the daemon."""
         check_name(request.name)
+        file = request.agent if isinstance(request, RunAgentRequest) else None
+        agent_file = None if file is None else Path(file)
         if request.services is not None:
             parse(request.services, "the file of services")
         requirements = python_packages.wanted(request, agent_file, namespace_pid)

@@ -57,8 +57,7 @@ class RunService:
     ) -> tuple[Trajectory, Snapshot]:
         """A sandbox without an agent, running, with its first snapshot. `namespace_pid`: process in whose view of the files the
         request's paths are meant; 0: the daemon. `experiment`: the one that it is made for."""
-        begun = self._creation.begin(request, None, None, namespace_pid, experiment=experiment)
-        trajectory, snapshot, sandbox, calls = begun
+        trajectory, snapshot, sandbox, calls = self._creation.begin(request, None, namespace_pid, experiment=experiment)
         sandbox.use.end_when_idle(request.idle_timeout_s)
         try:
             self._sessions.adopt(sandbox, calls)
@@ -74,16 +73,14 @@ class RunService:
         """Start an agent and return; `events` follows it. `namespace_pid`: as `create`."""
         if (request.agent is None) == (not request.command):
             raise UsageError("give either an agent file or a command, not both or neither")
-        agent_file = None if request.agent is None else Path(request.agent)
-        if agent_file is not None:
-            os.close(inputs.open_agent(agent_file, namespace_pid))
+        if request.agent is not None:
+            os.close(inputs.open_agent(Path(request.agent), namespace_pid))
         isolated = self._context.runtime(request.runtime).name != NO_ISOLATION
         if request.user is not None and not isolated:
             raise folder_mode.refused("another user", "leave it out; commands run as the daemon's own")
         agent = inputs.agent_spec(request, namespace_pid, isolated=isolated)
-        trajectory, snapshot, sandbox, calls = self._creation.begin(
-            request, agent_file, agent, namespace_pid, reuse=_reuse_arguments(request)
-        )
+        reuse = _reuse_arguments(request)
+        trajectory, snapshot, sandbox, calls = self._creation.begin(request, agent, namespace_pid, reuse=reuse)
         try:
             self._sessions.adopt(sandbox, calls)
             self._start_services(sandbox)
