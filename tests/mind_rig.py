@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from snapshotd.api.commands import CommandFields
+from snapshotd.api.trajectories import CreateRequest
 from snapshotd.config import read
 from snapshotd.daemon.host import AS_ROOT, Footing, become_able, footing_of
 from snapshotd.daemon.wiring import open_engine
-from snapshotd.engine.base import SandboxRequest
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.journal.calls import AgentCalls
 from snapshotd.engine.protocol.agent_handler import Intent, Outcome
@@ -154,7 +154,7 @@ def reopened(state_dir: Path, footing: Footing = AS_ROOT) -> Engine:
 
 def agent(opened: Engine, runtime: str = "runc") -> Agent:
     """An agent in a sandbox of its own."""
-    return Agent(opened, opened.runs.create(SandboxRequest(runtime=runtime))[0].id)
+    return Agent(opened, opened.runs.create(CreateRequest(runtime=runtime))[0].id)
 
 
 def message(text: str) -> Message:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, TypedDict
 
 from snapshotd.api.record import ApiRecord, Bounds, OneOf, Request, field, record
 from snapshotd.api.snapshots import SnapshotInfo, Tool
@@ -15,6 +16,26 @@ from snapshotd.terms import READY_TIMEOUT_MAX_S, READY_TIMEOUT_S, RESTARTS_MAX
 class TerminalSize(Request):
     rows: Annotated[int, Bounds(ge=1, le=0xFFFF)]
     columns: Annotated[int, Bounds(ge=1, le=0xFFFF)]
+
+
+class TrialOptions(TypedDict, total=False):
+    """The keywords by which the client's methods take the fields of a command: without the unit in a name."""
+
+    cwd: str | None
+    env: Mapping[str, str] | None
+    user: str | None
+
+
+class CommandOptions(TrialOptions, total=False):
+    """With a time after which the command is ended."""
+
+    timeout: float | None
+
+
+class ExecOptions(CommandOptions, total=False):
+    """The same for a command in a trajectory."""
+
+    idle_timeout: float | None
 
 
 @record(frozen=True)

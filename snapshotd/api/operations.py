@@ -96,9 +96,10 @@ class Operation(Generic[A]):
     """One operation. `body`: the record that it takes, or the media type of what is streamed to the daemon. `answer`: the
     type of its JSON, or the media type of what comes piece by piece. `once`: it makes something, and has a key, under
     which that is made once. `scope`: what its caller may do. `subject`: its group in docs/openapi.json. `by`: the
-    engine's service whose method of the same name answers it with what the request says, where nothing else is to do."""
+    engine's service whose method of the same name (or SERVICE.METHOD) answers it with what the request says, where nothing
+    else is to do. `own`: its list has the things of the caller's tenant alone."""
 
-    __slots__ = ("answer", "body", "by", "method", "name", "once", "path", "scope", "status", "subject")
+    __slots__ = ("answer", "body", "by", "method", "name", "once", "own", "path", "scope", "status", "subject")
 
     def __init__(
         self,
@@ -112,10 +113,11 @@ class Operation(Generic[A]):
         once: bool = False,
         status: int = 200,
         by: str | None = None,
+        own: bool = False,
     ) -> None:
         self.name = ""
         self.method, self.path, self.answer, self.scope, self.subject = method, path, answer, scope, subject
-        self.body, self.once, self.by = body, once, by
+        self.body, self.once, self.by, self.own = body, once, by, own
         self.status = 204 if answer is None else status
 
     @property
@@ -141,7 +143,7 @@ class Operation(Generic[A]):
 
 
 CREATE = Operation("POST", "/sandboxes", CreatedInfo, RUN, "runs", body=CreateRequest, once=True, status=201)
-SANDBOXES = Operation("GET", "/sandboxes", list[SandboxInfo], READ, "runs")
+SANDBOXES = Operation("GET", "/sandboxes", list[SandboxInfo], READ, "runs", by="runs", own=True)
 RUN_AGENT = Operation("POST", "/runs", TrajectoryInfo, RUN, "runs", body=RunAgentRequest, once=True, status=201)
 STOP = Operation("POST", "/trajectories/{ref}/stop", TrajectoryInfo, RUN, "runs", by="runs")
 KEEP_ALIVE = Operation[None]("POST", "/keep_alive", None, RUN, "runs", body=KeepAliveRequest, by="runs")
@@ -170,45 +172,53 @@ COMMAND_EVENTS = Operation[Any]("GET", "/trajectories/{ref}/commands/{command}/e
 SIGNAL_COMMAND = Operation(
     "POST", "/trajectories/{ref}/commands/{command}/signal", CommandInfo, RUN, "runs", body=SignalRequest, by="runs"
 )
-REMOVE_SERVICE = Operation("DELETE", "/trajectories/{ref}/services/{name}", SnapshotInfo, RUN, "runs", once=True)
+REMOVE_SERVICE = Operation(
+    "DELETE", "/trajectories/{ref}/services/{name}", SnapshotInfo, RUN, "runs", once=True, by="runs"
+)
 WRITE_COMMAND = Operation(
     "POST", "/trajectories/{ref}/commands/{command}/stdin", InputInfo, RUN, "runs", body=InputRequest
 )
 
-TRAJECTORIES = Operation("GET", "/trajectories", list[TrajectoryInfo], READ, "trajectories")
+TRAJECTORIES = Operation("GET", "/trajectories", list[TrajectoryInfo], READ, "trajectories", by="snapshots", own=True)
 TRAJECTORY = Operation("GET", "/trajectories/{ref}", TrajectoryInfo, READ, "trajectories", by="snapshots")
 REMOVE = Operation[None]("DELETE", "/trajectories/{ref}", None, RUN, "trajectories", by="runs")
-OVERVIEW = Operation("GET", "/overview", list[OverviewInfo], READ, "trajectories")
-FIND = Operation("GET", "/find", FindInfo, READ, "trajectories")
+OVERVIEW = Operation("GET", "/overview", list[OverviewInfo], READ, "trajectories", by="snapshots", own=True)
+FIND = Operation("GET", "/find", FindInfo, READ, "trajectories", by="find")
 LOG = Operation("GET", "/trajectories/{ref}/log", list[SnapshotInfo], READ, "trajectories")
 
-ALL_SNAPSHOTS = Operation("GET", "/snapshots", list[SnapshotInfo], READ, "snapshots")
+ALL_SNAPSHOTS = Operation("GET", "/snapshots", list[SnapshotInfo], READ, "snapshots", by="snapshots.all", own=True)
 SNAPSHOT = Operation("GET", "/snapshots/{ref}", SnapshotInfo, READ, "snapshots")
-CONVERSATION = Operation("GET", "/snapshots/{ref}/conversation", list[MessageInfo], READ, "snapshots")
+CONVERSATION = Operation("GET", "/snapshots/{ref}/conversation", list[MessageInfo], READ, "snapshots", by="journal")
 OUTPUT = Operation[Any]("GET", "/snapshots/{ref}/output/{which}", BYTES, READ, "snapshots")
-CAT = Operation[Any]("GET", "/snapshots/{ref}/file", BYTES, READ, "snapshots")
+CAT = Operation[Any]("GET", "/snapshots/{ref}/file", BYTES, READ, "snapshots", by="snapshots")
 FILE_STATUS = Operation("GET", "/snapshots/{ref}/status", FileStatus, READ, "snapshots")
 RESTORE = Operation("POST", "/snapshots/{ref}/restore", RestoreInfo, ADMIN, "snapshots", body=RestoreRequest)
 DIFF = Operation[Any]("GET", "/diff", LINES, READ, "snapshots")
 PATCH = Operation[Any]("GET", "/patch", LINES, READ, "snapshots")
 TAG = Operation("PUT", "/tags/{name}", TaggedInfo, RUN, "snapshots", body=TagRequest, once=True)
-UNTAG = Operation[None]("DELETE", "/tags/{name}", None, RUN, "snapshots")
+UNTAG = Operation[None]("DELETE", "/tags/{name}", None, RUN, "snapshots", by="snapshots")
 
-READ_FILE = Operation[Any]("GET", "/files/{ref}/content", BYTES, READ, "files")
-STAT_FILE = Operation("GET", "/files/{ref}/stat", FileInfo, READ, "files")
+READ_FILE = Operation[Any]("GET", "/files/{ref}/content", BYTES, READ, "files", by="files.read")
+STAT_FILE = Operation("GET", "/files/{ref}/stat", FileInfo, READ, "files", by="files.stat")
 LIST_FILES = Operation[Any]("GET", "/files/{ref}/list", LINES, READ, "files")
 READ_ARCHIVE = Operation[Any]("GET", "/files/{ref}/archive", FRAMES, READ, "files")
 WRITE_FILE = Operation[Any]("POST", "/files/{ref}/content", LINES, RUN, "files", body=BYTES, once=True)
 WRITE_ARCHIVE = Operation[Any]("POST", "/files/{ref}/archive", LINES, RUN, "files", body=BYTES, once=True)
-MAKE_DIR = Operation("POST", "/files/{ref}/make_dir", SnapshotInfo, RUN, "files", body=MakeDirRequest, once=True)
-REMOVE_FILE = Operation("POST", "/files/{ref}/remove", SnapshotInfo, RUN, "files", body=RemoveFileRequest, once=True)
-RENAME_FILE = Operation("POST", "/files/{ref}/rename", SnapshotInfo, RUN, "files", body=RenameFileRequest, once=True)
+MAKE_DIR = Operation(
+    "POST", "/files/{ref}/make_dir", SnapshotInfo, RUN, "files", body=MakeDirRequest, once=True, by="files"
+)
+REMOVE_FILE = Operation(
+    "POST", "/files/{ref}/remove", SnapshotInfo, RUN, "files", body=RemoveFileRequest, once=True, by="files.remove"
+)
+RENAME_FILE = Operation(
+    "POST", "/files/{ref}/rename", SnapshotInfo, RUN, "files", body=RenameFileRequest, once=True, by="files.rename"
+)
 
 JOURNAL = Operation[Any]("GET", "/snapshots/{ref}/journal", LINES, READ, "history")
 STATE = Operation[Json]("GET", "/snapshots/{ref}/state", dict[str, Any], READ, "history", by="journal")
 TASKS = Operation("GET", "/snapshots/{ref}/tasks", list[TaskInfo], READ, "history", by="journal")
-RESUME = Operation("POST", "/trajectories/{ref}/resume", TrajectoryInfo, RUN, "history", body=ResumeRequest)
-PREVIEW_REWIND = Operation("GET", "/trajectories/{ref}/rewind", RewindPreview, READ, "history")
+RESUME = Operation("POST", "/trajectories/{ref}/resume", TrajectoryInfo, RUN, "history", body=ResumeRequest, by="runs")
+PREVIEW_REWIND = Operation("GET", "/trajectories/{ref}/rewind", RewindPreview, READ, "history", by="branching")
 REWIND = Operation(
     "POST", "/trajectories/{ref}/rewind", SnapshotInfo, RUN, "history", body=RewindRequest, once=True, by="branching"
 )
@@ -228,7 +238,7 @@ EDIT = Operation(
     "POST", "/snapshots/{ref}/edit", TrajectoryInfo, RUN, "history", body=EditRequest, once=True, status=201
 )
 
-APPROVALS = Operation("GET", "/approvals", list[ApprovalInfo], READ, "approvals")
+APPROVALS = Operation("GET", "/approvals", list[ApprovalInfo], READ, "approvals", by="approvals.list", own=True)
 ASK = Operation[ApprovalInfo | None](
     "POST",
     "/approvals",
@@ -251,11 +261,15 @@ BISECT = Operation[Any]("POST", "/bisect", LINES, RUN, "branching", body=BisectR
 CREATE_EXPERIMENT = Operation(
     "POST", "/experiments", ExperimentState, RUN, "branching", body=ExperimentRequest, once=True, status=201
 )
-EXPERIMENTS = Operation("GET", "/experiments", list[ExperimentState], READ, "branching")
-EXPERIMENT = Operation("GET", "/experiments/{experiment}", ExperimentState, READ, "branching")
+EXPERIMENTS = Operation("GET", "/experiments", list[ExperimentState], READ, "branching", by="experiments.list")
+EXPERIMENT = Operation("GET", "/experiments/{experiment}", ExperimentState, READ, "branching", by="experiments.get")
 EXPERIMENT_EVENTS = Operation[Any]("GET", "/experiments/{experiment}/events", LINES, READ, "branching")
-STOP_EXPERIMENT = Operation("POST", "/experiments/{experiment}/stop", ExperimentState, RUN, "branching")
-REMOVE_EXPERIMENT = Operation[None]("DELETE", "/experiments/{experiment}", None, RUN, "branching")
+STOP_EXPERIMENT = Operation(
+    "POST", "/experiments/{experiment}/stop", ExperimentState, RUN, "branching", by="experiments.stop"
+)
+REMOVE_EXPERIMENT = Operation[None](
+    "DELETE", "/experiments/{experiment}", None, RUN, "branching", by="experiments.remove"
+)
 
 GET_VALUE = Operation("GET", "/store/value", ValueInfo, READ, "store")
 PUT_VALUE = Operation("PUT", "/store/value", ValueInfo, RUN, "store", body=PutValueRequest)
@@ -267,7 +281,7 @@ IMAGES = Operation("GET", "/images", list[ImageInfo], READ, "images")
 ENSURE_IMAGE = Operation[Any]("POST", "/images/ensure", LINES, RUN, "images", body=EnsureImageRequest)
 BUILD_IMAGE = Operation[Any]("POST", "/images/build", LINES, ADMIN, "images", body=ImageRequest)
 IMPORT_IMAGE = Operation[Any]("POST", "/images/import", LINES, ADMIN, "images", body=ImageRequest)
-REMOVE_IMAGE = Operation[None]("DELETE", "/images/{ref:path}", None, ADMIN, "images")
+REMOVE_IMAGE = Operation[None]("DELETE", "/images/{ref:path}", None, ADMIN, "images", by="images.remove")
 
 USAGE = Operation("GET", "/usage", UsageInfo, ADMIN, "storage", by="storage")
 POLICY = Operation("GET", "/policy", Policy, READ, "storage")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, Union
 
 __all__ = [
     "UNSET",
+    "About",
     "ApiRecord",
     "Base64Bytes",
     "Base64Text",
@@ -167,6 +168,13 @@ class OneOf:
     def excludes(self, value: Any) -> str | None:
         """As those of `Bounds`."""
         return None if value in self.texts else " or ".join(map(repr, self.texts))
+
+
+class About:
+    """The description of an argument that stands in a request's query."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
 
 
 class _Hidden:

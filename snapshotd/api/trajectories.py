@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict
 
 from snapshotd.api.history import EditFields
-from snapshotd.api.record import ApiRecord, Bounds, OneOf, Request, Secret, field, record, unset
+from snapshotd.api.record import UNSET, ApiRecord, Bounds, OneOf, Request, Secret, field, record, unset
 from snapshotd.api.snapshots import ModelUseInfo, SnapshotInfo
-from snapshotd.api.wire import FORK_MAX, QUEUE_MAX, TIMEOUT_MAX_S
+from snapshotd.api.wire import FORK_MAX, PROVIDER_URLS, QUEUE_MAX, TIMEOUT_MAX_S
 from snapshotd.terms import DEFAULT_TENANT, MOST_RULES, NETWORK_MAX, SERVICES_MAX_BYTES
 
 Network = Annotated[str, Bounds(max_length=NETWORK_MAX)]
@@ -94,6 +96,14 @@ class NetworkInfo(ApiRecord):
     the earlier ones."""
 
 
+class NetworkChange(TypedDict, total=False):
+    """The keywords by which the client takes a `NetworkRequest`."""
+
+    allow: Sequence[str]
+    deny: Sequence[str]
+    only: Sequence[str] | None
+
+
 @record(frozen=True)
 class NetworkRequest(Request):
     """A change of the hosts that a trajectory's sandboxes reach. First `only`, then `deny`, then `allow`."""
@@ -139,6 +149,12 @@ class LimitsRequest(Request):
     disk_bytes: Annotated[int, Bounds(ge=16 << 20, le=1 << 50)] | None = unset()
     """Limit of all its layers above the image together; at least 16 MiB. Else half of the file system that holds them."""
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields that are given, as those of `snapshotd.types.Limits`."""
+        given = {name: value for name, value in vars(self).items() if value is not UNSET}
+        return given | ({"disk_bytes": given["disk_bytes"] or 0} if "disk_bytes" in given else {})
+
 
 @record(frozen=True)
 class Provider(Request):
@@ -150,6 +166,45 @@ class Provider(Request):
     """Else the provider's own."""
     api_key: Annotated[Secret, Bounds(max_length=4096)] | None = field(default=None, repr=False)
     """Stays in the daemon."""
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return self.base_url or PROVIDER_URLS[self.kind]
+
+
+class LimitOptions(TypedDict, total=False):
+    """The keywords by which the client takes the limits of a sandbox. `memory` and `disk` are in bytes, or text such as "512m";
+    None means the daemon's default."""
+
+    memory: int | str | None
+    cpus: float | None
+    pids: int | None
+    disk: int | str | None
+
+
+class SandboxOptions(LimitOptions, total=False):
+    """The keywords by which the client takes a new sandbox. `secrets` are environment whose values are recorded nowhere in plain;
+    `providers` are the model providers that the recording gateway forwards to, and with `capture_tokens` it asks them for
+    token ids and log probabilities (docs/agents/training.md); `tenant` is the tenant of the key-value store that its agents
+    read and write. `network` is none (the default), bridge, or `allow:` and the hosts that are reached (docs/network.md); `runtime`
+    "none" means a plain folder without isolation. `requirements` is a file of Python packages that its programs find,
+    and `program` a folder of this machine that it has at /opt/agent-program. `services` is a TOML file of services,
+    which are ready before the answer, or the agent, comes (docs/services.md)."""
+
+    image: str
+    runtime: str
+    workspace: str | Path | None
+    env: Mapping[str, str] | None
+    network: str | None
+    name: str | None
+    secrets: Mapping[str, str] | None
+    providers: Sequence[Provider]
+    capture_tokens: bool
+    tenant: str
+    requirements: str | Path | None
+    program: str | Path | None
+    services: str | Path | None
 
 
 @record(frozen=True)

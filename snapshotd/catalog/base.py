@@ -32,7 +32,7 @@ from snapshotd.catalog.parts import (
     SnapshotRow,
     TrajectoryTotals,
 )
-from snapshotd.catalog.tenancy import as_tenant, present_tenant
+from snapshotd.catalog.tenancy import as_tenant, own_tenant, present_tenant
 from snapshotd.types import (
     BlobID,
     CallID,
@@ -70,6 +70,7 @@ __all__ = [
     "SnapshotRow",
     "TrajectoryTotals",
     "as_tenant",
+    "own_tenant",
     "present_tenant",
 ]
 

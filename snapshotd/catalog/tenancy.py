@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from snapshotd.catalog.database import CatalogDatabase, Value
+from snapshotd.errors import NotFound
 from snapshotd.terms import DEFAULT_TENANT, NO_ISOLATION, TENANT_VARIABLE
 from snapshotd.types import FOLDER, TrajectoryID
 
@@ -28,6 +29,16 @@ _OWNED = (
 def present_tenant() -> str | None:
     """The tenant of the caller whose work this thread or task does; None: it sees all."""
     return _present.get()
+
+
+def own_tenant(tenant: str) -> str:
+    """The tenant that a request means. A caller of one tenant means its own where it names none. NotFound: another one."""
+    present = present_tenant()
+    if present is None or tenant == present:
+        return tenant
+    if tenant != DEFAULT_TENANT:
+        raise NotFound(f"there is no tenant {tenant[:80]!r}; leave it out for your own")
+    return present
 
 
 @contextmanager

@@ -3,11 +3,11 @@ object-shaped API in sandbox.py on both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, Unpack
 
-from snapshotd.api.commands import ExecInfo
+from snapshotd.api.commands import ExecInfo, TrialOptions
 from snapshotd.api.wire import socket_path_of
 from snapshotd.client.exchange import AGAIN_S
 from snapshotd.client.links import Links, ThreadLinks
@@ -143,10 +143,8 @@ class Verbs(
         name: str,
         argv: Sequence[str],
         *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
         on_output: OutputSink | None = None,
+        **options: Unpack[TrialOptions],
     ) -> ExecInfo:
         """Run a command in a throw-away fork of a snapshot (of a trajectory: of its head, as it is now), and move the
         tag to that snapshot if it ends with exit code 0. Returns how it ended. $SNAPSHOTD_JUNIT is set as in
@@ -154,8 +152,8 @@ class Verbs(
         from snapshotd.scores import REPORT_PATH, REPORT_VARIABLE
 
         snapshot = (await self.snapshot(ref)).id
-        check_env = {REPORT_VARIABLE: REPORT_PATH, **texts_of("env", env)}
-        done = await self.exec_snapshot(snapshot, argv, cwd=cwd, env=check_env, user=user, on_output=on_output)
+        options["env"] = {REPORT_VARIABLE: REPORT_PATH, **texts_of("env", options.get("env"))}
+        done = await self.exec_snapshot(snapshot, argv, on_output=on_output, **options)
         if done.exit_code == 0:
             await self.tag(snapshot, name, move=True)
         return done

@@ -7,8 +7,9 @@ import contextlib
 import shlex
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar, Unpack
 
+from snapshotd.api.commands import CommandOptions
 from snapshotd.client.client import Verbs
 from snapshotd.client.local.arguments import bytes_of, instance_of
 from snapshotd.client.outcomes import ExecResult, KeptOutput, argv_or_shell, failed, input_of
@@ -288,26 +289,16 @@ class AnySnapshot(Object[ClientT, SandboxT, SnapshotT, CommandT]):
         self,
         command: str | Sequence[str],
         *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
         check: bool = False,
         input: str | bytes | None = None,
         on_stdout: Callable[[bytes], object] | None = None,
         on_stderr: Callable[[bytes], object] | None = None,
-        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
     ) -> ExecResult:
         """Run a command in a throw-away fork; nothing of it is kept. Otherwise as `Sandbox.exec`."""
         output = KeptOutput(on_stdout, on_stderr)
         done = await self._verbs.exec_snapshot(
-            self.id,
-            argv_or_shell(command),
-            cwd=cwd,
-            env=env,
-            user=user,
-            on_output=output.take,
-            stdin=input_of(input),
-            timeout=timeout,
+            self.id, argv_or_shell(command), on_output=output.take, stdin=input_of(input), **options
         )
         return output.checked(done, command, check)
 

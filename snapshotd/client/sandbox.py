@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, Unpack, cast, overload
 
-from snapshotd.api.commands import ServiceOptions
+from snapshotd.api.commands import ExecOptions, ServiceOptions
+from snapshotd.api.trajectories import NetworkChange, SandboxOptions
 from snapshotd.client.client import Snapshotd, Verbs
 from snapshotd.client.objects import (
     AnyCommand,
@@ -29,7 +30,6 @@ from snapshotd.client.verbs.commands import Stream
 from snapshotd.client.verbs.files import SandboxFiles, SnapshotFiles
 from snapshotd.client.verbs.history import Mode
 from snapshotd.client.verbs.ports import OnFailure, Port, PortT
-from snapshotd.client.verbs.runs import NetworkChange, SandboxOptions
 from snapshotd.errors import UsageError
 
 
@@ -42,16 +42,6 @@ class RunOptions(SandboxOptions, total=False):
     reuse: bool
     reuse_replies: bool
     wait: Wait
-
-
-class ExecOptions(TypedDict, total=False):
-    """The keywords of a command, in the foreground and in the background."""
-
-    cwd: str | None
-    env: Mapping[str, str] | None
-    user: str | None
-    timeout: float | None
-    idle_timeout: float | None
 
 
 class AnySandbox(
@@ -123,20 +113,16 @@ class AnySandbox(
         self,
         command: str | Sequence[str],
         *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
         check: bool = False,
         input: str | bytes | None = None,
         on_stdout: Callable[[bytes], object] | None = None,
         on_stderr: Callable[[bytes], object] | None = None,
         wait: Wait = "captured",
         if_head: AnySnapshot[Any, Any, Any, Any] | str | None = None,
-        timeout: float | None = None,
-        idle_timeout: float | None = None,
         background: bool = False,
         stdin: bool = False,
         service: ServiceOptions | str | None = None,
+        **options: Unpack[ExecOptions],
     ) -> ExecResult | CommandT:
         """Run a command as a tool call and take the snapshot. A string goes through `/bin/sh -c`, a list is run as it
         is.
@@ -159,16 +145,9 @@ class AnySandbox(
                     "a command in the background has no check, on_stdout, on_stderr, input, if_head or wait: `Command.wait` and "
                     "`Command.write` are for them"
                 )
+            declared = ServiceOptions(service) if isinstance(service, str) else service
             info = await self._verbs.exec_in_background(
-                self.id,
-                argv_or_shell(command),
-                cwd=cwd,
-                env=env,
-                user=user,
-                stdin=stdin,
-                timeout=timeout,
-                idle_timeout=idle_timeout,
-                service=ServiceOptions(service) if isinstance(service, str) else service,
+                self.id, argv_or_shell(command), stdin=stdin, service=declared, **options
             )
             return self._command_of(info)
         if stdin:
@@ -177,15 +156,11 @@ class AnySandbox(
         done = await self._verbs.exec(
             self.id,
             argv_or_shell(command),
-            cwd=cwd,
-            env=env,
-            user=user,
             on_output=output.take,
             stdin=input_of(input),
             wait=wait,
             if_head=None if if_head is None else id_of(if_head),
-            timeout=timeout,
-            idle_timeout=idle_timeout,
+            **options,
         )
         return output.checked(done, command, check)
 

@@ -6,7 +6,6 @@ import base64
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from snapshotd.catalog.base import CallFacts
@@ -17,13 +16,11 @@ from snapshotd.trees.base import Change
 from snapshotd.trees.base import Entry as TreeEntry
 from snapshotd.trees.three_way import Item, Present, TreeConflict
 from snapshotd.types import (
-    DEFAULT_TENANT,
     Approval,
     CallID,
     CallStatus,
     ExperimentID,
     JournalEntry,
-    Limits,
     Message,
     ModelUse,
     Network,
@@ -75,67 +72,6 @@ class Opener:
 
 
 ITSELF = Opener()
-ProviderKind = Literal["openai", "anthropic", "gemini"]
-
-
-@dataclass(frozen=True, slots=True)
-class Provider:
-    """The provider to which the gateway forwards requests of one API. `api_key` stays in the daemon, encrypted at
-    rest."""
-
-    kind: ProviderKind
-    base_url: str
-    api_key: str | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxRequest:
-    """The request for a new sandbox. `workspace` is a host folder whose content is copied to /workspace."""
-
-    image: str = "default"
-    runtime: str = "auto"
-    workspace: Path | None = None
-    namespace_pid: int = 0
-    """Process whose view of the files the host paths of a request are meant in (the client); 0: the daemon."""
-    env: tuple[tuple[str, str], ...] = ()
-    network: Network | None = None
-    """None: none, or the machine's own where there is no isolation."""
-    limits: Limits | None = None
-    """None: the default ones, where limits can be kept."""
-    name: str | None = None
-    secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Environment like `env`, whose values are recorded nowhere in plain."""
-    providers: tuple[Provider, ...] = ()
-    """Model providers that the recording gateway forwards to; none: no gateway."""
-    capture_tokens: bool = False
-    """The gateway asks for token ids and log probabilities, and keeps them with the model calls."""
-    tenant: str = DEFAULT_TENANT
-    """Tenant of the key-value store that the sandbox's agents, and the agents of its forks, read and write."""
-    idle_timeout_s: float = 0.0
-    """Seconds without a command, and with the same head, after which the sandbox ends, with a last snapshot. 0: never.
-    A sandbox in which an agent runs is not idle."""
-    services: str | None = None
-    """TOML that declares the services of the sandbox (snapshotd/service.py)."""
-    requirements: Path | None = None
-    """Host file with Python packages that its programs find."""
-    program: Path | None = None
-    """Host folder with an agent's program, which the sandbox has at /opt/agent-program, below the workspace's layer."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """Run an agent: either `agent` (a Python file on the host, with `args`) or `command` (argv inside the sandbox)."""
-
-    sandbox: SandboxRequest
-    agent: Path | None = None
-    args: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()
-    user: str | None = None
-    """The user that runs it in the sandbox, as `USER[:GROUP]`; None: root."""
-    reuse: bool = False
-    """Answer its tool calls from earlier runs that began in the same way, as long as it does the same."""
-    reuse_replies: bool = False
-    """Answer its model requests from them, too."""
 
 
 @dataclass(frozen=True, slots=True)

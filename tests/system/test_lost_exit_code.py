@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from snapshotd.api.commands import ExecRequest
-from snapshotd.engine.base import RunRequest, SandboxRequest
+from snapshotd.api.trajectories import RunAgentRequest
 from snapshotd.engine.engine import Engine
 from snapshotd.runtime.keeper import KeptCommand
 from snapshotd.types import CallStatus, Trajectory, TrajectoryStatus
@@ -33,9 +33,7 @@ def engine(small_root: Path) -> Iterator[Engine]:
 def run(engine: Engine, script: str) -> Agent:
     """A program that ends when it is let go."""
     waits = "while [ ! -e go ]; do sleep 0.05; done; "
-    return Agent(
-        engine, engine.runs.run(RunRequest(SandboxRequest(runtime="runc"), command=("sh", "-c", waits + script))).id
-    )
+    return Agent(engine, engine.runs.run(RunAgentRequest(runtime="runc", command=("sh", "-c", waits + script))).id)
 
 
 def let_go(agent: Agent) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from snapshotd.api.commands import ExecRequest
+from snapshotd.api.trajectories import RunAgentRequest
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.base import EditRequest, ExecResult, FileEdit, RunRequest, SandboxRequest
+from snapshotd.engine.base import EditRequest, ExecResult, FileEdit
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.history import editing, effects
 from snapshotd.engine.runs import commands
@@ -237,7 +238,7 @@ def test_a_stop_that_fails_leaves_the_sandbox_as_it_was(agent: Agent, monkeypatc
 
 
 def test_the_end_of_the_program_cuts_it_off_too(engine: Engine) -> None:
-    run = RunRequest(SandboxRequest(runtime="runc"), command=("sh", "-c", "while [ ! -e go ]; do sleep 0.05; done"))
+    run = RunAgentRequest(runtime="runc", command=("sh", "-c", "while [ ! -e go ]; do sleep 0.05; done"))
     agent = Agent(engine, engine.runs.run(run).id)
     with ThreadPoolExecutor(1) as pool:
         running = begun(agent, pool)
@@ -266,7 +267,7 @@ def test_a_compensation_that_is_cut_off(agent: Agent) -> None:
 
 
 def test_a_resume_does_not_cut_it_off(engine: Engine) -> None:
-    run = RunRequest(SandboxRequest(runtime="runc"), command=("sh", "-c", "exit 3"))
+    run = RunAgentRequest(runtime="runc", command=("sh", "-c", "exit 3"))
     agent = Agent(engine, engine.runs.run(run).id)
     list(engine.runs.events(agent.id, follow=True))
     with ThreadPoolExecutor(1) as pool:

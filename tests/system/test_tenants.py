@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from snapshotd.api.trajectories import CreateRequest
 from snapshotd.catalog.base import as_tenant
-from snapshotd.engine.base import EditRequest, SandboxRequest
+from snapshotd.engine.base import EditRequest
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.secrecy import TENANT
 from snapshotd.errors import NotFound, UsageError
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.runc
 
 
 def _begun(engine: Engine, tenant: str) -> Agent:
-    return Agent(engine, engine.runs.create(SandboxRequest(runtime="runc", tenant=tenant))[0].id)
+    return Agent(engine, engine.runs.create(CreateRequest(runtime="runc", tenant=tenant))[0].id)
 
 
 def _put(agent: Agent, value: Any) -> None:
@@ -57,7 +58,7 @@ def test_forks_and_edits_stay_with_the_tenant(engine: Engine) -> None:
 def test_a_tenant_is_a_name(engine: Engine) -> None:
     for wrong in ("", "a/b", "-x", "x" * 65):
         with pytest.raises(UsageError, match="tenant"):
-            engine.runs.create(replace(SandboxRequest(runtime="runc"), tenant=wrong))
+            engine.runs.create(replace(CreateRequest(runtime="runc"), tenant=wrong))
 
 
 @pytest.mark.parametrize(("image", "command"), [("codex", "build codex"), ("debian:1", "import debian:1")])
@@ -66,4 +67,4 @@ def test_a_tenant_is_told_who_makes_an_image(engine: Engine, image: str, command
         as_tenant("acme"),
         pytest.raises(NotFound, match=f"ask the daemon's owner for `snapshotd image {command}` there"),
     ):
-        engine.runs.create(SandboxRequest(runtime="runc", tenant="acme", image=image))
+        engine.runs.create(CreateRequest(runtime="runc", tenant="acme", image=image))

@@ -12,7 +12,7 @@ from typing import Any
 
 import snapshotd
 from snapshotd.api.commands import CommandFields
-from snapshotd.engine.base import SandboxRequest
+from snapshotd.api.trajectories import CreateRequest
 from snapshotd.engine.journal.approval.records import Asked
 from snapshotd.engine.journal.pending import Open
 from snapshotd.engine.protocol.agent_handler import Intent, Outcome
@@ -110,7 +110,7 @@ def traced() -> Iterator[Trace]:
 
 def test_a_call_passes_few_places_and_none_calls_back_up(tmp_path: Path) -> None:
     with mind_rig.engine(tmp_path) as engine:
-        agent = mind_rig.Agent(engine, engine.runs.create(SandboxRequest(runtime=NO_ISOLATION))[0].id)
+        agent = mind_rig.Agent(engine, engine.runs.create(CreateRequest(runtime=NO_ISOLATION))[0].id)
         with traced() as trace:
             result = engine.life._sessions.commands.exec(
                 agent.sandbox,

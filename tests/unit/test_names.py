@@ -26,7 +26,6 @@ SHARED = {
     "EditRequest": API,
     "ExecResult": CLIENT,
     "Experiment": CLIENT,
-    "Provider": API,
     "RewindPreview": API,
     "Sandbox": CLIENT,
     "SandboxInfo": API,

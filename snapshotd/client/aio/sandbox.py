@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
-from snapshotd.api.commands import ServiceOptions
+from snapshotd.api.commands import ExecOptions, ServiceOptions
 from snapshotd.client.aio.client import AsyncSnapshotd
 from snapshotd.client.objects import AnyCommand, AnySnapshot, ClientForm
 from snapshotd.client.outcomes import ExecResult, RunResult
-from snapshotd.client.sandbox import AnySandbox, ExecOptions, RunOptions
+from snapshotd.client.sandbox import AnySandbox, RunOptions
 from snapshotd.client.verbs.base import Wait
 from snapshotd.client.verbs.files import AsyncSandboxFiles, AsyncSnapshotFiles
 from snapshotd.client.verbs.ports import AsyncPort

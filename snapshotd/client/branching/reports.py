@@ -8,9 +8,11 @@ import secrets
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from snapshotd.client.local.arguments import local_path
+from snapshotd.api.commands import CommandOptions
+from snapshotd.client.feeding import Readable
+from snapshotd.client.local.arguments import local_path, texts_of
 from snapshotd.client.local.part_file import part_file
 from snapshotd.client.results import ExecInfo
 from snapshotd.errors import UsageError
@@ -40,10 +42,9 @@ def exec_reported(
     ref: str,
     argv: Sequence[str],
     to: str | Path,
-    *,
     on_output: Callable[[Literal["stdout", "stderr"], bytes], object] | None,
-    env: dict[str, str],
-    **options: Any,
+    stdin: Readable | None,
+    options: CommandOptions,
 ) -> ExecInfo:
     """See `Snapshotd.exec_junit`."""
     if not argv:
@@ -51,9 +52,8 @@ def exec_reported(
     taken = TakenOutput(secrets.token_hex(16).encode(), on_output)
     wrapped = ["/bin/sh", "-c", _IN_FORK, "exec", taken.mark.decode(), REPORT_PATH, str(REPORT_MAX_BYTES + 1), *argv]
     with part_file(local_path(to)) as write:
-        done = client.exec_snapshot(
-            ref, wrapped, on_output=taken.add, env={REPORT_VARIABLE: REPORT_PATH, **env}, **options
-        )
+        options["env"] = {REPORT_VARIABLE: REPORT_PATH, **texts_of("env", options.get("env"))}
+        done = client.exec_snapshot(ref, wrapped, on_output=taken.add, stdin=stdin, **options)
         taken.end()
         write(_report(taken, ref, argv, done))
     return done

@@ -7,13 +7,12 @@ from typing import Any
 
 from snapshotd.api.wire import FORK_MAX
 from snapshotd.client.local.arguments import wrong
-from snapshotd.client.local.sizes import limit_fields
+from snapshotd.client.local.sizes import LIMITS, limit_fields
 from snapshotd.client.verbs.history import edit_fields
 from snapshotd.errors import UsageError
 from snapshotd.terms import nearest, number_of
 
 EDITS = ("files", "messages", "drop_messages", "add_messages", "result", "state")
-LIMITS = ("memory", "cpus", "pids", "disk")
 KEYWORDS = ("name", "args", "env", "secrets", "model", "network", *LIMITS, *EDITS)
 
 _MEANT = {"message": "add_messages", "file": "files", "secret": "secrets"}
@@ -51,7 +50,7 @@ def _fields(label: str, given: Mapping[str, Any]) -> dict[str, Any]:
     plain = {key: value for key, value in given.items() if key not in (*LIMITS, *EDITS)}
     if "args" in plain and plain["args"] is not None:
         plain["args"] = list(plain["args"])
-    limits = limit_fields(**{key: given[key] for key in LIMITS if key in given})
+    limits = limit_fields(given)
     edit = {key: given[key] for key in EDITS if key in given}
     return {
         "label": label,

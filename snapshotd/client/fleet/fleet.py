@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
+from snapshotd.api.trajectories import SandboxOptions
 from snapshotd.api.wire import FORK_MAX
 from snapshotd.at_once import PER_PROCESSOR, at_once
 from snapshotd.client.client import Snapshotd
@@ -24,7 +25,6 @@ from snapshotd.client.local.arguments import check_count, check_seconds
 from snapshotd.client.local.sizes import size_given
 from snapshotd.client.results import SnapshotInfo
 from snapshotd.client.sandbox import Sandbox, Snapshot
-from snapshotd.client.verbs.runs import SandboxOptions
 from snapshotd.errors import DaemonUnavailable, NotFound, SnapshotdError, Unsupported, UsageError
 from snapshotd.fleet.base import NodeID
 from snapshotd.fleet.places import ForkNeed, NodeRoom

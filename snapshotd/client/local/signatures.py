@@ -40,12 +40,14 @@ class Signature:
         self._function = function
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """UsageError: an argument has another type than its annotation says. Python
-        itself tells of one that is missing or unknown."""
+        """UsageError: an argument has another type than its annotation says. TypeError: a keyword is none of a method that takes the
+        keywords of a TypedDict; Python itself tells of others, and of one that is missing."""
         types = _parameters(self._function)
         for name, value in self._given(args, kwargs):
             if name in types:
                 check_type(name, value, types[name])
+            elif any("Unpack[" in hint for hint in self._function.__annotations__.values()):
+                raise TypeError(f"{self._function.__name__}() got an unexpected keyword argument {name!r}")
 
     def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         code = self._function.__code__

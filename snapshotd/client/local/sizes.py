@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from snapshotd.errors import UsageError
 
+LIMITS = ("memory", "cpus", "pids", "disk")
+"""The keywords of a sandbox's limits."""
 DIGITS_MOST = 16
 """Longer numbers are above every limit, and those of thousands of digits are refused by `int` in its own words."""
 
@@ -32,14 +35,12 @@ def size_given(keyword: str, size: int | str | None) -> int | None:
     return count
 
 
-def limit_fields(
-    memory: int | str | None = None, cpus: float | None = None, pids: int | None = None, disk: int | str | None = None
-) -> dict[str, Any]:
-    """The limits of a sandbox that are given, as the API takes them. UsageError for text that is no amount."""
+def limit_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The limits among the keywords of a sandbox, as the API takes them. UsageError for text that is no amount."""
     limits = {
-        "memory_bytes": size_given("memory", memory),
-        "cpus": cpus,
-        "pids": pids,
-        "disk_bytes": size_given("disk", disk),
+        "memory_bytes": size_given("memory", options.get("memory")),
+        "cpus": options.get("cpus"),
+        "pids": options.get("pids"),
+        "disk_bytes": size_given("disk", options.get("disk")),
     }
     return {key: value for key, value in limits.items() if value is not None}

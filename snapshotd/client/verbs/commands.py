@@ -6,14 +6,26 @@ import base64
 import codecs
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from snapshotd.api import operations
-from snapshotd.api.commands import ExecInfo, ExecRequest, TerminalSize
+from snapshotd.api.commands import (
+    BackgroundRequest,
+    CommandInfo,
+    CommandOptions,
+    ExecInfo,
+    ExecOptions,
+    ExecRequest,
+    InputRequest,
+    ServiceOptions,
+    SignalRequest,
+    TerminalSize,
+)
 from snapshotd.api.record import replace
-from snapshotd.api.wire import check_ref
+from snapshotd.api.snapshots import SnapshotInfo
+from snapshotd.api.wire import STDIN_WINDOW_BYTES, check_ref
 from snapshotd.client.exchange import AnswerLost, new_key
 from snapshotd.client.feeding import AsyncTerminal, Feeder, Readable
 from snapshotd.client.following import Following
@@ -24,9 +36,6 @@ from snapshotd.errors import DaemonUnavailable
 
 if TYPE_CHECKING:
     from snapshotd.client.client import Snapshotd
-from snapshotd.api.commands import BackgroundRequest, CommandInfo, InputRequest, ServiceOptions, SignalRequest
-from snapshotd.api.snapshots import SnapshotInfo
-from snapshotd.api.wire import STDIN_WINDOW_BYTES
 
 Stream = Literal["stdout", "stderr"]
 OutputSink = Callable[[Stream, bytes], object]
@@ -38,20 +47,16 @@ def exec_junit(
     argv: Sequence[str],
     report: str | Path,
     *,
-    cwd: str | None = None,
-    env: Mapping[str, str] | None = None,
-    user: str | None = None,
     on_output: OutputSink | None = None,
     stdin: Readable | None = None,
-    timeout: float | None = None,
+    **options: Unpack[CommandOptions],
 ) -> ExecInfo:
     """As `exec_snapshot`, and the local file `report` gets a JUnit report: the one that the command leaves at
     $SNAPSHOTD_JUNIT, else one that tells of the command as of one test. It is there whole or not at all. The shell in
     the image starts the command."""
     from snapshotd.client.branching.reports import exec_reported
 
-    options: dict[str, Any] = {"cwd": cwd, "user": user, "stdin": stdin, "timeout": timeout}
-    return exec_reported(client, ref, argv, report, on_output=on_output, env=texts_of("env", env), **options)
+    return exec_reported(client, ref, argv, report, on_output, stdin, options)
 
 
 class CommandVerbs(VerbPart):
@@ -63,16 +68,12 @@ class CommandVerbs(VerbPart):
         ref: str,
         argv: Sequence[str],
         *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
         on_output: OutputSink | None = None,
         wait: Wait = "captured",
         if_head: str | None = None,
         stdin: Readable | None = None,
-        timeout: float | None = None,
-        idle_timeout: float | None = None,
         terminal: AsyncTerminal | None = None,
+        **options: Unpack[ExecOptions],
     ) -> ExecInfo:
         """Run a command as a tool call and take the snapshot. It goes on, and is captured, even if this process goes
         away. It runs once: if the answer is lost, the daemon, or the next one, is asked what became of it, and
@@ -94,7 +95,7 @@ class CommandVerbs(VerbPart):
         typed into it, and the command ends when this process goes away.
         """
         head = None if if_head is None else check_ref(if_head)
-        request = exec_request(argv, cwd, env, user, timeout, terminal, if_head=head, idle_timeout=idle_timeout)
+        request = ExecRequest(**command_fields(argv, **options), if_head=head, terminal=_size_of(terminal))
         paths = operations.EXEC.to(ref), operations.EXEC_ATTENDED.to(ref)
         done = await self._exec(paths, request, on_output, stdin, terminal, f"of {ref}", new_key())
         return done if done.snapshot is None else replace(done, snapshot=await self._settled(done.snapshot, wait))
@@ -105,17 +106,14 @@ class CommandVerbs(VerbPart):
         ref: str,
         argv: Sequence[str],
         *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
         on_output: OutputSink | None = None,
         stdin: Readable | None = None,
-        timeout: float | None = None,
         terminal: AsyncTerminal | None = None,
+        **options: Unpack[CommandOptions],
     ) -> ExecInfo:
         """Run a command in a throw-away fork of a snapshot; nothing of it is kept, and it ends when this process goes
         away. `on_output`, `stdin`, `timeout`, `terminal`: as `exec`."""
-        request = exec_request(argv, cwd, env, user, timeout, terminal)
+        request = ExecRequest(**command_fields(argv, **options), terminal=_size_of(terminal))
         paths = operations.EXEC_SNAPSHOT.to(ref), operations.EXEC_SNAPSHOT_ATTENDED.to(ref)
         return await self._exec(paths, request, on_output, stdin, terminal, f"in a fork of {ref}", None)
 
@@ -178,13 +176,9 @@ class CommandVerbs(VerbPart):
         ref: str,
         argv: Sequence[str],
         *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
         stdin: bool = False,
-        timeout: float | None = None,
-        idle_timeout: float | None = None,
         service: ServiceOptions | None = None,
+        **options: Unpack[ExecOptions],
     ) -> CommandInfo:
         """Start a command and return. It is a tool call whose snapshot is taken when it ends; other calls, each with a
         snapshot, go on beside it. Any client finds it again, also after a restart of the daemon. `stop`, a rewind and
@@ -197,18 +191,7 @@ class CommandVerbs(VerbPart):
         again, and awaited, wherever a sandbox begins from a later one (docs/services.md). Conflict: there is one of that
         name; SandboxFailed: it does not get ready, and nothing is declared.
         """
-        check_seconds("timeout", timeout)
-        check_seconds("idle_timeout", idle_timeout, zero=True)
-        body = BackgroundRequest(
-            argv=tuple(argv_of(argv)),
-            cwd=cwd,
-            env=texts_of("env", env),
-            user=user,
-            stdin=stdin,
-            timeout_s=timeout,
-            idle_timeout_s=idle_timeout,
-            service=service,
-        )
+        body = BackgroundRequest(**command_fields(argv, **options), stdin=stdin, service=service)
         return await self._transport.call(operations.START_COMMAND, ref, body=body)
 
     @verb
@@ -277,30 +260,18 @@ class CommandVerbs(VerbPart):
                 return
 
 
-def exec_request(
-    argv: Sequence[str],
-    cwd: str | None,
-    env: Mapping[str, str] | None,
-    user: str | None,
-    timeout: float | None,
-    terminal: AsyncTerminal | None,
-    *,
-    if_head: str | None = None,
-    idle_timeout: float | None = None,
-) -> ExecRequest:
-    """The request for a command. UsageError for arguments that make no sense."""
-    check_seconds("timeout", timeout)
-    check_seconds("idle_timeout", idle_timeout, zero=True)
-    return ExecRequest(
-        argv=tuple(argv_of(argv)),
-        cwd=cwd,
-        env=texts_of("env", env),
-        user=user,
-        timeout_s=timeout,
-        idle_timeout_s=idle_timeout,
-        if_head=if_head,
-        terminal=None if terminal is None else TerminalSize(terminal.rows, terminal.columns),
-    )
+def command_fields(argv: Sequence[str], **options: Unpack[ExecOptions]) -> dict[str, Any]:
+    """A command by the names in `CommandFields`. UsageError for arguments that make no sense."""
+    fields: dict[str, Any] = {"argv": tuple(argv_of(argv)), **options, "env": texts_of("env", options.get("env"))}
+    for name in ("timeout", "idle_timeout"):
+        if name in fields:
+            fields[f"{name}_s"] = seconds = fields.pop(name)
+            check_seconds(name, seconds, zero=name == "idle_timeout")
+    return fields
+
+
+def _size_of(terminal: AsyncTerminal | None) -> TerminalSize | None:
+    return None if terminal is None else TerminalSize(terminal.rows, terminal.columns)
 
 
 class ShownOutput:

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from snapshotd.api import operations
+from snapshotd.api.commands import CommandOptions, TrialOptions
 from snapshotd.api.record import UNSET, Json
 from snapshotd.api.trajectories import ForkInfo, ForkQueueRequest, ForkRequest, QueuedFork, QueueInfo
 from snapshotd.api.wire import FORK_MAX, QUEUE_MAX, check_ref
-from snapshotd.client.local.arguments import (
-    argv_of,
-    check_count,
-    check_seconds,
-    local_path,
-    refs_of,
-    texts_of,
-    words_of,
-)
+from snapshotd.client.local.arguments import check_count, check_seconds, local_path, refs_of, words_of
 from snapshotd.client.twofold import closing, verb
 from snapshotd.client.verbs.base import VerbPart, Wait
+from snapshotd.client.verbs.commands import command_fields
 from snapshotd.errors import DaemonUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -141,9 +135,7 @@ class ForkVerbs(VerbPart):
         parallel: int = 1,
         repeat: int = 1,
         on_tried: Callable[[Tried], object] = lambda _: None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
+        **options: Unpack[TrialOptions],
     ) -> BisectInfo:
         """The first snapshot of a line at which a command fails, by runs in throw-away forks, `parallel` at once. Exit
         code 0 passes, 125 cannot tell, everything else fails. `good` is the line's first snapshot unless named, `bad`
@@ -156,7 +148,7 @@ class ForkVerbs(VerbPart):
         from snapshotd.client.branching.results import BisectInfo
 
         body = BisectRequest(
-            **_command(argv, cwd, env, user),
+            **command_fields(argv, **options),
             ref=check_ref(ref),
             good=None if good is None else check_ref(good),
             bad=None if bad is None else check_ref(bad),
@@ -186,10 +178,7 @@ class ForkVerbs(VerbPart):
         repeat: int = 1,
         parallel: int | None = None,
         on_run: Callable[[ScoreInfo, ScoredRun], object] = lambda _row, _run: None,
-        timeout: float | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
+        **options: Unpack[CommandOptions],
     ) -> tuple[ScoreInfo, ...]:
         """Run a command in a throw-away fork of each snapshot (of a trajectory: its head; with `each`: all of its own),
         `repeat` times each, `parallel` at once (None: as many as there are processors), and rank them. It ends when this
@@ -209,9 +198,8 @@ class ForkVerbs(VerbPart):
         from snapshotd.client.local.scorer_files import folder_b64
         from snapshotd.scores import ScoredRun
 
-        check_seconds("timeout", timeout)
         body = ScoreRequest(
-            **_command(argv, cwd, env, user),
+            **command_fields(argv, **options),
             refs=tuple(words_of("refs", refs)),
             each=each,
             number=number,
@@ -220,7 +208,6 @@ class ForkVerbs(VerbPart):
             files_path=None if with_files is None else with_path,
             repeat=repeat,
             parallel=parallel,
-            timeout_s=timeout,
         )
         async with closing(await self._transport.lines(*operations.SCORE.at(), body=body)) as events:
             async for event in events:
@@ -228,8 +215,3 @@ class ForkVerbs(VerbPart):
                     return tuple(map(ScoreInfo.from_json, event["rows"]))
                 on_run(ScoreInfo.from_json(event), ScoredRun.from_json(event["run"]))
         raise DaemonUnavailable("the daemon ended the scores without a result; repeat them")
-
-
-def _command(argv: Sequence[str], cwd: str | None, env: Mapping[str, str] | None, user: str | None) -> Json:
-    """The fields of a command in throw-away forks."""
-    return {"argv": tuple(argv_of(argv)), "cwd": cwd, "env": texts_of("env", env), "user": user}

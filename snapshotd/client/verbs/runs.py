@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 from snapshotd.api import operations
 from snapshotd.api.snapshots import SnapshotInfo, SnapshotRequest
@@ -12,57 +12,21 @@ from snapshotd.api.trajectories import (
     CreateRequest,
     KeepAliveRequest,
     LimitsRequest,
+    NetworkChange,
     NetworkInfo,
     NetworkRequest,
     Provider,
     RunAgentRequest,
+    SandboxOptions,
     TrajectoryInfo,
 )
 from snapshotd.client.following import Following
 from snapshotd.client.local.arguments import absolute, check_seconds, instances_of, local_path, texts_of, words_of
-from snapshotd.client.local.sizes import limit_fields
+from snapshotd.client.local.sizes import LIMITS, limit_fields
 from snapshotd.client.twofold import stream, verb
 from snapshotd.client.verbs.base import VerbPart, Wait
 from snapshotd.client.verbs.commands import OutputSink, ShownOutput
 from snapshotd.errors import UsageError
-from snapshotd.terms import DEFAULT_TENANT
-
-
-class SandboxOptions(TypedDict, total=False):
-    """The keywords of a new sandbox. `memory` and `disk` are in bytes, or text such as "512m"; None means the daemon's
-    default. `secrets` are environment whose values are recorded nowhere in plain; `providers` are
-    the model providers that the recording gateway forwards to, and with `capture_tokens` it asks them for token ids and
-    log probabilities (docs/agents/training.md); `tenant` is the tenant of the key-value store that its agents read and
-    write. `network` is none (the default), bridge, or `allow:` and the hosts that are reached (docs/network.md); `runtime`
-    "none" means a plain folder without isolation. `requirements` is a file of Python packages that its programs find,
-    and `program` a folder of this machine that it has at /opt/agent-program. `services` is a TOML file of services,
-    which are ready before the answer, or the agent, comes (docs/services.md)."""
-
-    image: str
-    runtime: str
-    workspace: str | Path | None
-    env: Mapping[str, str] | None
-    network: str | None
-    memory: int | str | None
-    cpus: float | None
-    pids: int | None
-    disk: int | str | None
-    name: str | None
-    secrets: Mapping[str, str] | None
-    providers: Sequence[Provider]
-    capture_tokens: bool
-    tenant: str
-    requirements: str | Path | None
-    program: str | Path | None
-    services: str | Path | None
-
-
-class NetworkChange(TypedDict, total=False):
-    """A change of the hosts that a sandbox reaches: the keywords of `network`."""
-
-    allow: Sequence[str]
-    deny: Sequence[str]
-    only: Sequence[str] | None
 
 
 class RunVerbs(VerbPart):
@@ -233,40 +197,15 @@ def services_text(path: str | Path) -> str:
     return text
 
 
-def sandbox_fields(
-    *,
-    image: str = "default",
-    runtime: str = "auto",
-    workspace: str | Path | None = None,
-    env: Mapping[str, str] | None = None,
-    network: str | None = None,
-    memory: int | str | None = None,
-    cpus: float | None = None,
-    pids: int | None = None,
-    disk: int | str | None = None,
-    name: str | None = None,
-    secrets: Mapping[str, str] | None = None,
-    providers: Sequence[Provider] = (),
-    capture_tokens: bool = False,
-    tenant: str = DEFAULT_TENANT,
-    requirements: str | Path | None = None,
-    program: str | Path | None = None,
-    services: str | Path | None = None,
-) -> dict[str, Any]:
-    """The fields of a new sandbox, by their names in `SandboxFields`. UsageError for text that is no amount."""
-    return {
-        "image": image,
-        "runtime": runtime,
-        "workspace": absolute(workspace, "workspace"),
-        "env": texts_of("env", env),
-        "network": network,
-        "name": name,
-        "secrets": texts_of("secrets", secrets),
-        "providers": tuple(instances_of("providers", providers, Provider)),
-        "capture_tokens": capture_tokens,
-        "tenant": tenant,
-        "requirements": absolute(requirements, "requirements"),
-        "program": absolute(program, "program"),
-        "services": None if services is None else services_text(services),
-        "limits": LimitsRequest(**limit_fields(memory, cpus, pids, disk)),
+def sandbox_fields(**options: Unpack[SandboxOptions]) -> dict[str, Any]:
+    """The fields of a new sandbox that are given, by their names in `SandboxFields`. UsageError for text that is no amount."""
+    fields: dict[str, Any] = {name: value for name, value in options.items() if name not in LIMITS}
+    fields |= {
+        name: absolute(fields[name], name) for name in ("workspace", "requirements", "program") if name in fields
     }
+    fields |= {name: texts_of(name, fields[name]) for name in ("env", "secrets") if name in fields}
+    if "providers" in fields:
+        fields["providers"] = tuple(instances_of("providers", fields["providers"], Provider))
+    if fields.get("services") is not None:
+        fields["services"] = services_text(fields["services"])
+    return {**fields, "limits": LimitsRequest(**limit_fields(options))}

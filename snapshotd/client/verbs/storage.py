@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from snapshotd.api import operations
 from snapshotd.api.operations import Operation
@@ -24,7 +24,7 @@ from snapshotd.api.storage import (
     RepairInfo,
     UsageInfo,
 )
-from snapshotd.api.trajectories import LimitsRequest
+from snapshotd.api.trajectories import LimitOptions, LimitsRequest
 from snapshotd.api.wire import check_ref
 from snapshotd.client.local.arguments import local_path
 from snapshotd.client.local.sizes import limit_fields
@@ -110,19 +110,12 @@ class StorageVerbs(VerbPart):
 
     @verb
     async def ensure_image(
-        self,
-        name: str,
-        *,
-        memory: int | str | None = None,
-        cpus: float | None = None,
-        pids: int | None = None,
-        disk: int | str | None = None,
-        progress: Progress | None = None,
+        self, name: str, *, progress: Progress | None = None, **limits: Unpack[LimitOptions]
     ) -> ImageInfo:
         """The image that a sandbox of this name would start from. One that is not there is built or imported, as it
         would be by `create` and `run`, which say nothing meanwhile. With the limits of the sandbox, Unsupported comes
         before that where they cannot be kept."""
-        body = EnsureImageRequest(name, LimitsRequest(**limit_fields(memory, cpus, pids, disk)))
+        body = EnsureImageRequest(name, LimitsRequest(**limit_fields(limits)))
         return await self._make_image(operations.ENSURE_IMAGE, body, progress, f"the image {name}")
 
     @verb

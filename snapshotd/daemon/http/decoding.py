@@ -10,26 +10,33 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import singledispatch
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from snapshotd import types as t
-from snapshotd.api.experiments import ExperimentRequest, ScorerFields, SpendingFields
-from snapshotd.api.history import DecisionFields, EditFields, FileFields, MergeRequest, MessageFields
+from snapshotd.api.approvals import AskRequest
+from snapshotd.api.commands import CommandFields
+from snapshotd.api.experiments import BisectRequest, ExperimentRequest, ScorerFields, SpendingFields
+from snapshotd.api.history import EditFields, FileFields, MergeRequest, MessageFields, ResumeRequest
 from snapshotd.api.record import UNSET
+from snapshotd.api.snapshots import TagRequest
+from snapshotd.api.storage import ImageRequest
 from snapshotd.api.trajectories import (
-    CreateRequest,
-    LimitsRequest,
+    ForkQueueRequest,
+    ForkRequest,
+    NetworkRequest,
     Provider,
     RunAgentRequest,
     SandboxFields,
     VariantFields,
 )
-from snapshotd.api.wire import FILES_MAX_BYTES, PROVIDER_URLS, check_ref
-from snapshotd.catalog.base import present_tenant
+from snapshotd.api.values import SearchRequest
+from snapshotd.api.wire import FILES_MAX_BYTES, check_ref
+from snapshotd.catalog.base import own_tenant, present_tenant
 from snapshotd.engine import base
 from snapshotd.engine.experiments import base as trials
-from snapshotd.errors import LimitExceeded, NotFound, NotPermitted, UsageError
+from snapshotd.errors import LimitExceeded, NotPermitted, UsageError
 from snapshotd.network import HostRule
 from snapshotd.scores import SCORE_TIMEOUT_S, UNLIMITED, Spending
 from snapshotd.terms import TENANT_VARIABLE
@@ -46,8 +53,62 @@ read."""
 # -- sandboxes and runs ------------------------------------------------------------------------------------------------
 
 
-def sandbox_request(body: SandboxFields, namespace_pid: int) -> base.SandboxRequest:
-    """`namespace_pid`: the process in whose view of the files host paths are meant."""
+@singledispatch
+def check(body: object) -> None:
+    """UsageError, NotPermitted or NotFound for the body of a request, or None, in which something makes no sense that its types and
+    bounds do not say."""
+
+
+@check.register
+def _(body: NetworkRequest) -> None:
+    check_hosts((*body.allow, *(body.only or ())))
+
+
+@check.register
+def _(body: CommandFields) -> None:
+    check_argv(body.argv)
+    environment(body.env)
+
+
+@check.register(ForkRequest)
+@check.register(ForkQueueRequest)
+def _(body: ForkRequest | ForkQueueRequest) -> None:
+    check_argv(body.args or ())
+
+
+@check.register
+def _(body: BisectRequest) -> None:
+    check_argv(body.argv)
+    environment(body.env)
+    for ref in (body.ref, body.good, body.bad):
+        if ref is not None:
+            check_ref(ref)
+
+
+@check.register
+def _(body: AskRequest) -> None:
+    check_json(body.arguments, "the arguments")
+
+
+@check.register
+def _(body: SearchRequest) -> None:
+    check_json(dict(body.where), "the search")
+
+
+@check.register
+def _(body: TagRequest) -> None:
+    check_ref(body.ref)
+
+
+@check.register
+def _(body: ImageRequest) -> None:
+    if "\0" in body.source:
+        raise UsageError(f"{body.source[:40]!r} contains a zero byte, so it cannot be the source of an image")
+
+
+@check.register
+def check_sandbox(body: SandboxFields) -> None:
+    """UsageError names the malformed part. NotPermitted, NotFound: see `check_provider`, `network`, `_check_path`, `own_tenant`."""
     check_name(body.name, "a name")
     check_variables(body.env, body.secrets, "given as a variable and as a secret")
     kinds = [item.kind for item in body.providers]
@@ -55,58 +116,41 @@ def sandbox_request(body: SandboxFields, namespace_pid: int) -> base.SandboxRequ
         raise UsageError(
             "two providers of one kind were given, but a sandbox has at most one of each; leave one of them out"
         )
-    return base.SandboxRequest(
-        image=body.image,
-        runtime=body.runtime,
-        workspace=_given_path(body.workspace, "workspace"),
-        namespace_pid=namespace_pid,
-        env=environment(body.env),
-        network=None if body.network is None else network(body.network),
-        name=body.name,
-        secrets=environment(body.secrets),
-        providers=tuple(map(provider, body.providers)),
-        capture_tokens=body.capture_tokens,
-        tenant=own_tenant(body.tenant),
-        limits=t.Limits(**given) if (given := given_limits(body.limits)) else None,
-        requirements=_given_path(body.requirements, "requirements file"),
-        program=_given_path(body.program, "folder of the program"),
-        services=body.services,
-        idle_timeout_s=body.idle_timeout_s if isinstance(body, CreateRequest) else 0.0,
-    )
+    _check_path(body.workspace, "workspace")
+    environment(body.env)
+    if body.network is not None:
+        network(body.network)
+    environment(body.secrets)
+    for item in body.providers:
+        check_provider(item)
+    own_tenant(body.tenant)
+    _check_path(body.requirements, "requirements file")
+    _check_path(body.program, "folder of the program")
 
 
-def run_request(body: RunAgentRequest, namespace_pid: int) -> base.RunRequest:
-    """As `sandbox_request`."""
+@check.register
+def _(body: RunAgentRequest) -> None:
     if (body.agent is None) == (not body.command):
         raise UsageError("a run needs either an agent file or a command; give exactly one of them")
     if body.command and body.args:
         raise UsageError("`args` belong to an agent file; put a command's arguments into `command`")
     check_argv((*body.args, *body.command))
-    return base.RunRequest(
-        sandbox=sandbox_request(body, namespace_pid),
-        agent=_given_path(body.agent, "agent file"),
-        args=body.args,
-        command=body.command,
-        user=body.user,
-        reuse=body.reuse,
-        reuse_replies=body.reuse_replies,
-    )
+    check_sandbox(body)
+    _check_path(body.agent, "agent file")
 
 
-def provider(item: Provider) -> base.Provider:
+def check_provider(item: Provider) -> None:
     """UsageError never names the key. NotPermitted: a caller of one tenant would have the daemon speak to what only it
     reaches."""
-    url = item.base_url or PROVIDER_URLS[item.kind]
-    if present_tenant() is not None and not url.startswith("https://"):
+    if present_tenant() is not None and not item.url.startswith("https://"):
         raise NotPermitted(
             f"the provider {item.kind} has an address without TLS, which may be one of the daemon's own network; give one that "
             "begins with https://"
         )
-    if not _URL.fullmatch(url):
+    if not _URL.fullmatch(item.url):
         raise UsageError(
             f"the address of the provider {item.kind} is malformed: write http:// or https://, a host and a path, without a password"
         )
-    return base.Provider(cast(base.ProviderKind, item.kind), url, item.api_key)
 
 
 def network(text: str) -> t.Network:
@@ -137,12 +181,6 @@ def check_hosts(rules: Iterable[str]) -> None:
             )
 
 
-def given_limits(limits: LimitsRequest) -> dict[str, Any]:
-    """The limits that are given."""
-    given = {key: value for key, value in vars(limits).items() if value is not UNSET}
-    return given | ({"disk_bytes": given["disk_bytes"] or 0} if "disk_bytes" in given else {})
-
-
 def variant(item: VariantFields) -> base.Variant:
     check_name(item.label, "a variant")
     check_argv(item.args or ())
@@ -158,7 +196,7 @@ def variant(item: VariantFields) -> base.Variant:
         None if item.edit is None else edit_request(item.edit),
         item.model,
         None if item.network is None else network(item.network),
-        () if item.limits is None else tuple(sorted(given_limits(item.limits).items())),
+        () if item.limits is None else tuple(sorted(item.limits.given.items())),
     )
 
 
@@ -189,24 +227,15 @@ def absolute(path: str, what: str) -> Path:
     return Path(path)
 
 
-def _given_path(path: str | None, what: str) -> Path | None:
-    """NotPermitted: the caller may name no path of this machine."""
+def _check_path(path: str | None, what: str) -> None:
+    """UsageError: as `absolute`. NotPermitted: the caller may name no path of this machine."""
     if path is not None and present_tenant() is not None:
         raise NotPermitted(
             f"the {what} is a path of the daemon's machine, which only its own users and the scope admin may name; copy the "
             "files into the sandbox instead"
         )
-    return None if path is None else absolute(path, what)
-
-
-def own_tenant(tenant: str) -> str:
-    """The tenant that a request means. A caller of one tenant means its own where it names none. NotFound: another one."""
-    present = present_tenant()
-    if present is None or tenant == present:
-        return tenant
-    if tenant != t.DEFAULT_TENANT:
-        raise NotFound(f"there is no tenant {tenant[:80]!r}; leave it out for your own")
-    return present
+    if path is not None:
+        absolute(path, what)
 
 
 def environment(env: dict[str, str]) -> tuple[tuple[str, str], ...]:
@@ -313,8 +342,9 @@ def message(item: MessageFields) -> t.Message:
     return t.Message(item.role, check_json(item.content, f"the content of a message of {item.role}"))
 
 
-def check_decisions(items: Sequence[DecisionFields]) -> None:
-    """UsageError for a contradiction."""
+@check.register
+def _(body: ResumeRequest) -> None:
+    items = body.decisions
     calls = [item.call for item in items]
     twice = next((call for call in calls if calls.count(call) > 1), None) if len(set(calls)) < len(calls) else None
     if twice is not None:
@@ -396,8 +426,8 @@ def scorer(body: ScorerFields) -> trials.Scorer:
     )
 
 
-def experiment_request(body: ExperimentRequest, namespace_pid: int) -> trials.ExperimentRequest:
-    """UsageError names the malformed part. `namespace_pid`: as in `sandbox_request`."""
+def experiment_request(body: ExperimentRequest) -> trials.ExperimentRequest:
+    """As `check_sandbox`."""
     source, variants = body.source, tuple(map(variant, body.variants))
     if (named := next((one for one in variants if one.name is not None), None)) is not None:
         raise UsageError(f"the variant {named.label} has a name, but an experiment names its branches; leave it out")
@@ -405,9 +435,13 @@ def experiment_request(body: ExperimentRequest, namespace_pid: int) -> trials.Ex
         raise UsageError("an experiment names the sandbox that it begins from; leave the name out")
     check_argv((*(body.args or ()), *body.protected))
     found = scorer(body.score)
+    if isinstance(source, str):
+        check_ref(source)
+    else:
+        check_sandbox(source)
     return trials.ExperimentRequest(
         name=body.name,
-        source=check_ref(source) if isinstance(source, str) else sandbox_request(source, namespace_pid),
+        source=source,
         variants=variants,
         scorer=found if found.timeout_s is not None else replace(found, timeout_s=SCORE_TIMEOUT_S),
         args=body.args,

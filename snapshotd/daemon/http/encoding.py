@@ -47,7 +47,7 @@ from snapshotd.api.values import ValueInfo
 from snapshotd.catalog.base import CallFacts
 from snapshotd.engine import base
 from snapshotd.engine.experiments import base as trials
-from snapshotd.scores import ScoredRun
+from snapshotd.scores import ExperimentInfo, ScoredRun
 from snapshotd.trees.base import Change, Entry, RestoreReport
 from snapshotd.trees.three_way import Item, TreeConflict
 
@@ -66,6 +66,8 @@ def event(name: str, value: Any) -> Json:
 
 
 def _encoded(value: Any) -> Json:
+    if isinstance(value, ExperimentInfo):
+        return value.json()
     return encode(value if isinstance(value, ApiRecord) else record_of(value))
 
 

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from snapshotd.engine.base import SandboxRequest, Variant
+from snapshotd.api.trajectories import SandboxFields
+from snapshotd.engine.base import Variant
 from snapshotd.engine.caller import Caller
 from snapshotd.scores import UNLIMITED, ExperimentBranch, ScoredRun, Scores, Spending, why_ended
 from snapshotd.trees.base import Change
@@ -207,7 +208,7 @@ class ExperimentRequest:
     __pydantic_config__: ClassVar = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
     """pydantic reads this: bytes are base64 where a description is recorded."""
     name: str
-    source: str | SandboxRequest
+    source: str | SandboxFields
     variants: tuple[Variant, ...]
     scorer: Scorer
     args: tuple[str, ...] | None = None

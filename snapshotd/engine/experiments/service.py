@@ -16,10 +16,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from snapshotd.api.experiments import BisectRequest, ScoreRequest
-from snapshotd.api.trajectories import ForkQueueRequest
+from snapshotd.api.record import encode
+from snapshotd.api.trajectories import CreateRequest, ForkQueueRequest, SandboxFields
 from snapshotd.api.wire import check_ref
 from snapshotd.catalog.base import Catalog
-from snapshotd.engine.base import Event, SandboxRequest, Variant
+from snapshotd.engine.base import Event, Variant
 from snapshotd.engine.experiments.base import (
     Attendance,
     Bisection,
@@ -140,12 +141,13 @@ class ExperimentService:
         cannot tell, everything else fails. UsageError: the command fails at the good end, or passes at the bad one."""
         return bisect(self._services, request, attendance, on_tried)
 
-    def create(self, request: ExperimentRequest) -> ExperimentInfo:
+    def create(self, request: ExperimentRequest, *, namespace_pid: int = 0) -> ExperimentInfo:
         """Begin an experiment, and return. It is driven until its branches have ended and are scored, or a stop rule
         holds; a daemon that starts goes on with it. One of the same name and description goes on if it was stopped; it is
         the answer in any case. A branch that cannot be forked, goes over its budget, or has no score carries its error,
         and the rest goes on. Secrets of variants are kept as those of trajectories are. Conflict: there is one of this
-        name with another description, or its new sandbox's name belongs to another trajectory."""
+        name with another description, or its new sandbox's name belongs to another trajectory. `namespace_pid`: as
+        `RunService.create`."""
         _check(request)
         digest = _digest(request)
         with self._changing:
@@ -153,17 +155,19 @@ class ExperimentService:
             with contextlib.suppress(NotFound):
                 known = self._table.get(request.name)
             if known is None:
-                self._begin(request, digest)
+                self._begin(request, digest, namespace_pid)
             else:
                 self._go_on(known, request, digest)
             return self.get(request.name)
 
     def list(self) -> builtins.list[ExperimentInfo]:
-        """In the order of their names."""
+        """All experiments, in the order of their names."""
         return [self._info(record) for record in self._table.list()]
 
     def get(self, name: str) -> ExperimentInfo:
-        """The experiment as it is now. NotFound, here and in all methods that take `name`."""
+        """An experiment as it is now.
+
+        NotFound; so do all that take `name`."""
         return self._info(self._table.get(name))
 
     def events(self, name: str) -> Iterator[Event]:
@@ -175,15 +179,19 @@ class ExperimentService:
         return iter([{"event": "ended", **self._info(record).json()}]) if driver is None else driver.events()
 
     def stop(self, name: str) -> ExperimentInfo:
-        """End an experiment: stop the branches that run, and begin no other. Returns when they have stopped."""
+        """End it: branches that run are stopped, and no other begins.
+
+        Returns when they have."""
         self._table.get(name)
         if (driver := self._driver(name)) is not None:
             driver.stop()
         return self.get(name)
 
     def remove(self, name: str, *, force: bool = False) -> None:
-        """Forget it with its branches, and the sandbox that was made for it. Conflict: some run (unless `force`), or others
-        were forked from them; nothing is changed then."""
+        """Forget it with its branches. `force`: branches that run, too.
+
+        And the sandbox that was made for it. Conflict: some run (unless `force`), or others were forked from them; nothing is
+        changed then."""
         with self._changing:
             record = self._table.get(name)
             own = self._trajectories(record)
@@ -220,10 +228,10 @@ class ExperimentService:
         driver = self._driver(record.name)
         return info_of(record, self._table.branches(record.name)) if driver is None else driver.info()
 
-    def _begin(self, request: ExperimentRequest, digest: str) -> None:
+    def _begin(self, request: ExperimentRequest, digest: str, namespace_pid: int) -> None:
         # The same request has the same id, so that the sandbox is known which one that was cut off has made.
         identity = ExperimentID(digest[: len(new_id())])
-        snapshot = self._source(request, identity)
+        snapshot = self._source(request, identity, namespace_pid)
         record = Experiment(
             id=identity,
             name=request.name,
@@ -303,9 +311,9 @@ class ExperimentService:
         funnel = self._secrecy.apart(TrajectoryID(identity), _secrets_of(request))
         return funnel.conceal(_codec().dump_python(bare, mode="json"))
 
-    def _source(self, request: ExperimentRequest, identity: ExperimentID) -> Snapshot:
+    def _source(self, request: ExperimentRequest, identity: ExperimentID, namespace_pid: int) -> Snapshot:
         """The snapshot that all branches begin at; of a new sandbox, its first."""
-        if not isinstance(request.source, SandboxRequest):
+        if not isinstance(request.source, SandboxFields):
             return self._services.snapshots.get(request.source)
         name = f"{request.name}.base"
         base = find_trajectory(self._services, name)
@@ -313,7 +321,8 @@ class ExperimentService:
             with (
                 without_key()
             ):  # the key of the request that is at work stands for the experiment, and not for the sandbox
-                base, _ = self._services.runs.create(replace(request.source, name=name), experiment=identity)
+                wanted = CreateRequest(**{**vars(request.source), "name": name})
+                base, _ = self._services.runs.create(wanted, namespace_pid=namespace_pid, experiment=identity)
         elif base.experiment != identity:
             raise name_taken(name)
         self._services.runs.stop(base.id)
@@ -341,18 +350,17 @@ def _digest(request: ExperimentRequest) -> str:
     source = request.source
     bare = replace(
         request,
-        source=_source_without_secrets(source) if isinstance(source, SandboxRequest) else source,
+        source=json.dumps(_without_secrets(source), default=encode) if isinstance(source, SandboxFields) else source,
         variants=tuple(replace(one, secrets=tuple((name, "") for name, _ in one.secrets)) for one in request.variants),
         scorer=replace(request.scorer, files=digest_files(request.scorer.files)),
     )
     return hashlib.sha256(_codec().dump_json(bare)).hexdigest()
 
 
-def _source_without_secrets(source: SandboxRequest) -> SandboxRequest:
+def _without_secrets(source: SandboxFields) -> SandboxFields:
     return replace(
         source,
-        namespace_pid=0,
-        secrets=tuple((name, "") for name, _ in source.secrets),
+        secrets=dict.fromkeys(source.secrets, ""),
         providers=tuple(replace(one, api_key=None) for one in source.providers),
     )
 

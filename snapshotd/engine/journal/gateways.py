@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
-from snapshotd.engine.base import Provider
+from snapshotd.api.trajectories import Provider
 from snapshotd.engine.context import Context
 from snapshotd.engine.identity import SandboxIdentity
 from snapshotd.engine.journal.pipeline import Journal
@@ -52,9 +52,9 @@ def provider_env(
         )
     plain, secret = ([(CAPTURE, "1")] if capture_tokens else []), []
     for provider in providers:
-        Upstream(provider.base_url, provider.api_key)  # refuses malformed values
+        Upstream(provider.url, provider.api_key)  # refuses malformed values
         name = PROVIDER + provider.kind.upper()
-        plain.append((name, provider.base_url))
+        plain.append((name, provider.url))
         if provider.api_key:
             secret.append((name + _KEY, provider.api_key))
     return tuple(plain), tuple(secret)

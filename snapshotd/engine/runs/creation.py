@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from snapshotd.api.commands import CommandFields
-from snapshotd.catalog.base import present_tenant
-from snapshotd.engine.base import SandboxRequest
+from snapshotd.api.trajectories import RunAgentRequest, SandboxFields
+from snapshotd.catalog.base import own_tenant, present_tenant
 from snapshotd.engine.context import Context
 from snapshotd.engine.journal.gateways import provider_env
 from snapshotd.engine.journal.keyvalue import tenant_env
@@ -51,23 +51,28 @@ class Creation:
 
     def begin(
         self,
-        request: SandboxRequest,
-        agent_file: Path | None,
+        request: SandboxFields,
         agent: AgentSpec | None,
+        namespace_pid: int,
         *,
         reuse: dict[str, bool] | None = None,
         experiment: ExperimentID | None = None,
     ) -> tuple[Trajectory, Snapshot, Sandbox, HandlerSlot]:
-        """A launched sandbox with its recorded trajectory and first snapshot; on any error nothing is left."""
+        """A launched sandbox with its recorded trajectory and first snapshot; on any error nothing is left. `namespace_pid`: process
+        in whose view of the files the request's paths are meant; 0: the daemon."""
         check_name(request.name)
+        file = request.agent if isinstance(request, RunAgentRequest) else None
+        agent_file = None if file is None else Path(file)
         if request.services is not None:
             parse(request.services, "the file of services")
-        requirements = python_packages.read_requirements(request, agent_file)
+        requirements = python_packages.read_requirements(request, agent_file, namespace_pid)
         runtime = self._context.runtime(request.runtime)
         isolated = runtime.name != NO_ISOLATION
+        limits = Limits(**request.limits.given)
+        wanted = Network.NONE if request.network is None else Network.parse(request.network)
         if isolated:
-            runtime.check_limits(request.limits or Limits())
-            if request.network is folder_mode.NETWORK:
+            runtime.check_limits(limits)
+            if wanted == folder_mode.NETWORK:
                 raise UsageError("the machine's own network is for sandboxes without isolation; choose none or bridge")
         elif present_tenant() is not None:
             raise NotPermitted(
@@ -81,18 +86,19 @@ class Creation:
         image = (
             self._context.ensure_image(request.image, lambda _: None) if isolated else images.empty((), "/workspace")
         )
-        network = (request.network or Network.NONE) if isolated else folder_mode.NETWORK
-        spec = SandboxSpec(image.id, runtime.name, network, request.limits or Limits())
+        spec = SandboxSpec(image.id, runtime.name, wanted if isolated else folder_mode.NETWORK, limits)
         stack = Stack(image.id)
         if request.program is not None:
-            stack = stack.push(programs.layer_for(self._context, stack, request.program, request.namespace_pid))
+            stack = stack.push(programs.layer_for(self._context, stack, Path(request.program), namespace_pid))
         if requirements:
             stack = stack.push(python_packages.layer_for(self._context, spec, requirements, self._install))
-        workspace = str(request.workspace) if request.workspace else None
-        arguments: dict[str, Any] = {"image": image.name, "workspace": workspace}
+        arguments: dict[str, Any] = {
+            "image": image.name,
+            "workspace": request.workspace and str(Path(request.workspace)),
+        }
         below = stack
         directories = () if isolated else folder_mode.DIRECTORIES
-        layer = inputs.build(self._context.store, stack, request, agent_file, directories)
+        layer = inputs.build(self._context.store, stack, request, agent_file, namespace_pid, directories)
         if layer is not None:
             stack = stack.push(layer)
         if agent is not None:
@@ -100,8 +106,9 @@ class Creation:
             arguments |= {INPUTS: digest, **(reuse or {})}
         snapshot = first_snapshot(stack, marker("start", arguments))
         plain, secret = provider_env(request.providers, capture_tokens=request.capture_tokens)
-        open_env = (*request.env, *plain, *tenant_env(request.tenant))
-        env = self._context.secrecy.environment(snapshot.trajectory, open_env, (*request.secrets, *secret))
+        open_env = (*request.env.items(), *plain, *tenant_env(own_tenant(request.tenant)))
+        secrets = (*request.secrets.items(), *secret)
+        env = self._context.secrecy.environment(snapshot.trajectory, open_env, secrets)
         trajectory = Trajectory(
             id=snapshot.trajectory,
             name=request.name,

@@ -112,7 +112,10 @@ class FileCalls:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def read(self, ref: str, path: bytes) -> Iterator[bytes]:
-        """A regular file's content in pieces; of a live one as much as it had when it was opened."""
+        """The content of a regular file. A trajectory's name or id stands for its files as they are now, a snapshot's id or
+        tag for those of the snapshot; so for all that reads here. Links are followed.
+
+        In pieces; of a live file as much as it had when it was opened."""
         with self._view(ref) as view, placing.explain_errors("read", path):
             fd = view.open(follow(view, path)[0])
         return _pieces(fd, os.fstat(fd).st_size)
@@ -226,7 +229,9 @@ class FileCalls:
         return Written(snapshot, done.files, done.directories, done.bytes, tuple(done.warnings))
 
     def make_dir(self, ref: str, path: bytes, *, user: str | None) -> Snapshot:
-        """Make a directory, and those above it. Not an error when it is there."""
+        """Make a directory, with those above it.
+
+        Not an error when it is there."""
 
         def receive(call: _Call) -> Place:
             owner = call.owner(user)
@@ -235,7 +240,7 @@ class FileCalls:
         return self._make(ref, "make_dir", {"path": _as_text(path)}, path, receive)
 
     def remove(self, ref: str, path: bytes) -> Snapshot:
-        """Remove a file, a link, or a directory with everything in it."""
+        """Remove a file, a link, or a directory with all that is in it."""
 
         def receive(call: _Call) -> Place:
             def place(root: int) -> None:
@@ -247,7 +252,9 @@ class FileCalls:
         return self._make(ref, "remove", {"path": _as_text(path)}, path, receive)
 
     def rename(self, ref: str, path: bytes, to: bytes) -> Snapshot:
-        """As rename(2): in place of a file, or of an empty directory."""
+        """Rename a file or a directory.
+
+        As rename(2): in place of a file, or of an empty directory."""
         arguments = {"path": _as_text(path), "to": _as_text(to)}
         return self._make(ref, "rename", arguments, path, lambda _: lambda root: placing.rename(root, path, to))
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import posixpath
 
+from snapshotd.api.trajectories import SandboxFields
 from snapshotd.config import read_variables
-from snapshotd.engine.base import SandboxRequest, Variant
+from snapshotd.engine.base import Variant
 from snapshotd.errors import Unsupported
 from snapshotd.runtime.base import DEFAULT_PATH, SOCKET_PATH
 from snapshotd.types import NO_ISOLATION, Network, SandboxSpec
@@ -17,7 +18,6 @@ from snapshotd.types import NO_ISOLATION, Network, SandboxSpec
 HOME, TEMPORARY = b"home", b"tmp"
 DIRECTORIES = (b"workspace", HOME, TEMPORARY)
 """Directories that every folder begins with."""
-_DEFAULT_IMAGE = SandboxRequest().image
 
 
 def environment(root: str) -> dict[str, str]:
@@ -41,13 +41,13 @@ def refusal(what: str, instead: str) -> Unsupported:
     return Unsupported(f"{what} needs a sandbox with isolation, and this one is a plain folder: {instead}")
 
 
-def check(request: SandboxRequest) -> None:
+def check(request: SandboxFields) -> None:
     """Unsupported: a part of the request cannot be kept in a folder."""
-    if request.image != _DEFAULT_IMAGE:
+    if request.image != SandboxFields().image:
         raise refusal("an image", "leave it out; commands find this machine's programs")
     if request.network is not None:
         raise refusal(f"the network {request.network}", "leave it out; commands have this machine's network")
-    if request.limits is not None:
+    if request.limits.given:
         raise refusal("a limit of memory, processors, processes or disk", "leave it out; commands have this machine's")
     if request.providers:
         raise refusal("the recording gateway", "leave the provider out, and give the agent its key with --env")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from snapshotd.engine.base import RunRequest, SandboxRequest
+from snapshotd.api.trajectories import RunAgentRequest, SandboxFields
 from snapshotd.errors import NotFound, UsageError
 from snapshotd.formats import ingest
 from snapshotd.kernel import files
@@ -30,14 +30,19 @@ PYTHON = "python3"
 
 
 def build(
-    store: LayerStore, below: Stack, sandbox: SandboxRequest, agent: Path | None, directories: tuple[bytes, ...] = ()
+    store: LayerStore,
+    below: Stack,
+    sandbox: SandboxFields,
+    agent: Path | None,
+    namespace_pid: int,
+    directories: tuple[bytes, ...] = (),
 ) -> LayerID | None:
     """A sealed layer with the copied workspace and agent file, the declarations of services, and `directories` of the
     root, or None if there is nothing of that. The caller unpins it.
 
     UsageError or NotFound name the host path that cannot be taken; nothing is left behind.
     """
-    outside = agent is not None and _inside(agent, sandbox) is None
+    outside = agent is not None and _inside(agent, sandbox, namespace_pid) is None
     if sandbox.workspace is None and sandbox.services is None and not outside and not directories:
         return None
     with store.making() as layer:
@@ -47,10 +52,10 @@ def build(
                 os.mkdir(name, dir_fd=root)
             if sandbox.workspace is not None:
                 with files.closing_fd(files.make_dirs(root, WORKSPACE)) as target:
-                    ingest.ingest_folder(sandbox.workspace, target, sandbox.namespace_pid)
+                    ingest.ingest_folder(Path(sandbox.workspace), target, namespace_pid)
             if agent is not None and outside:
                 with files.closing_fd(files.make_dirs(root, AGENT_DIR)) as target:
-                    _copy_agent(agent, target, sandbox.namespace_pid)
+                    _copy_agent(agent, target, namespace_pid)
             if sandbox.services is not None:
                 _write_services(root, sandbox.services)
         store.drop_work(layer)
@@ -132,26 +137,28 @@ def open_seen(path: Path, namespace_pid: int) -> int:
     return as_seen_by(namespace_pid, lambda: os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
 
 
-def _inside(agent: Path, sandbox: SandboxRequest) -> PurePosixPath | None:
+def _inside(agent: Path, sandbox: SandboxFields, namespace_pid: int) -> PurePosixPath | None:
     """Place of the agent's file in the workspace; None if it lies elsewhere."""
-    workspace = sandbox.workspace
-    if workspace is None:
+    if sandbox.workspace is None:
         return None
-    file, folder = as_seen_by(sandbox.namespace_pid, lambda: (agent.resolve(), workspace.resolve()))
+    workspace = Path(sandbox.workspace)
+    file, folder = as_seen_by(namespace_pid, lambda: (agent.resolve(), workspace.resolve()))
     try:
         return PurePosixPath(file.relative_to(folder))
     except ValueError:
         return None
 
 
-def agent_spec(request: RunRequest, *, isolated: bool) -> AgentSpec:
-    """The command that runs the program of a request inside the sandbox. A program in the workspace is run from there, so
-    that its imports work. Without isolation (`isolated` False) paths are relative to the workspace."""
+def agent_spec(request: RunAgentRequest, namespace_pid: int, *, isolated: bool) -> AgentSpec:
+    """The program of a run as it is called inside the sandbox, without isolation from the workspace.
+    A file of the workspace is run there, so that its
+    imports work."""
     if request.agent is None:
         return AgentSpec(argv=request.command, program=0, user=request.user)
-    inside = _inside(request.agent, request.sandbox)
+    agent = Path(request.agent)
+    inside = _inside(agent, request, namespace_pid)
     if isolated:
-        path = f"/workspace/{inside}" if inside is not None else f"/agent/{request.agent.name}"
+        path = f"/workspace/{inside}" if inside is not None else f"/agent/{agent.name}"
     else:
-        path = str(inside) if inside is not None else f"../agent/{request.agent.name}"
+        path = str(inside) if inside is not None else f"../agent/{agent.name}"
     return AgentSpec(argv=(PYTHON, path, *request.args), program=2, user=request.user)

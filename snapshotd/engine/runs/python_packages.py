@@ -15,8 +15,8 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+from snapshotd.api.trajectories import SandboxFields
 from snapshotd.config import read_variables
-from snapshotd.engine.base import SandboxRequest
 from snapshotd.engine.context import Context
 from snapshotd.engine.runs.inputs import open_agent, open_seen
 from snapshotd.engine.storage.needed import CACHE_KEY, cached_layers
@@ -43,20 +43,20 @@ Installer = Callable[[SandboxSpec, str, dict[str, str], bytes], LayerID]
 PACKAGES_DIR only."""
 
 
-def read_requirements(request: SandboxRequest, agent: Path | None) -> tuple[str, ...]:
-    """Read the requirement lines of a sandbox, in order: from its requirements file, else from its agent's file.
-    UsageError: they cannot be read."""
+def read_requirements(request: SandboxFields, agent: Path | None, namespace_pid: int) -> tuple[str, ...]:
+    """The requirement lines of a sandbox, in order: of its file, else of its agent's. UsageError when the
+    file or the metadata cannot be read."""
     if request.requirements is not None:
         try:
-            with open(open_seen(request.requirements, request.namespace_pid)) as f:
+            with open(open_seen(Path(request.requirements), namespace_pid)) as f:
                 text = f.read()
         except FileNotFoundError as exc:
-            raise NotFound(f"requirements file {str(request.requirements)!r} does not exist") from exc
+            raise NotFound(f"requirements file {request.requirements!r} does not exist") from exc
         except (OSError, UnicodeDecodeError) as exc:
-            raise UsageError(f"requirements file {str(request.requirements)!r} cannot be read: {exc}") from exc
+            raise UsageError(f"requirements file {request.requirements!r} cannot be read: {exc}") from exc
         lines = (line.strip() for line in text.splitlines())
         return tuple(line for line in lines if line and not line.startswith("#"))
-    return _inline(agent, request.namespace_pid) if agent is not None else ()
+    return _inline(agent, namespace_pid) if agent is not None else ()
 
 
 def _inline(agent: Path, namespace_pid: int) -> tuple[str, ...]:

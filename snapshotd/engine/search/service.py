@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from typing import Annotated
 
-from snapshotd.api.find import FindInfo, HitInfo
+from snapshotd.api.find import FIND_CHARS_MAX, FIND_MAX, FindInfo, HitInfo
 from snapshotd.api.forms import iso_time
+from snapshotd.api.record import About, Bounds
+from snapshotd.api.wire import LIST_MAX, check_ref
 from snapshotd.catalog.base import present_tenant
 from snapshotd.engine.context import Context
 from snapshotd.engine.search.filling import Filling
@@ -27,14 +30,22 @@ class FindService:
     def __init__(self, context: Context, index: TextIndex, filling: Filling) -> None:
         self._context, self._catalog, self._index, self._filling = context, context.catalog, index, filling
 
-    def find(self, text: str, ref: str | None, *, before: int | None, limit: int) -> FindInfo:
-        """The records that the present tenant sees and that have all words of `text`, the newest first: "several words" in a
-        row, word* by its beginning. With `ref`, those of a trajectory's whole history. Snapshots that were committed before
-        the call are found, unless the index is still being filled (`waiting`). NotFound, Ambiguous (ref); UsageError (no
-        text)."""
+    def find(
+        self,
+        q: Annotated[str, Bounds(max_length=FIND_CHARS_MAX), About('All of its words; `"in a row"`, `begin*`.')],
+        trajectory: Annotated[str | None, About("Only its history; else all trajectories.")] = None,
+        before: Annotated[int, Bounds(ge=0, le=LIST_MAX << 32)] | None = None,
+        limit: Annotated[int, Bounds(ge=1, le=FIND_MAX)] = 50,
+    ) -> FindInfo:
+        """Records of trajectories (arguments, outputs, messages) that have a text, the newest first. `before`: the `next` of the
+        answer before.
+
+        They are those that the present tenant sees. Snapshots that were committed before the call are found, unless the index
+        is still being filled (`waiting`). NotFound, Ambiguous (`trajectory`); UsageError (no text)."""
+        text = q
         if not text.strip():
             raise UsageError("there is nothing to look for: give a text")
-        line = [] if ref is None else self._line(ref)
+        line = [] if trajectory is None else self._line(check_ref(trajectory, "trajectory"))
         is_whole = self._filling.catch_up(_CATCH_UP_S)
         query = query_of(text)
         tenant = present_tenant()

@@ -39,7 +39,7 @@ class ApprovalService:
         )
 
     def list(self, status: ApprovalStatus | None = None) -> list[Approval]:
-        """Oldest first; by default all."""
+        """Oldest first; without `status` all."""
         return self._approvals.list(status)
 
     def approve(self, ref: str, *, by: str, reason: str | None = None, arguments: tuple[Any] | None = None) -> Approval:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
-from snapshotd.api.wire import check_ref
+from snapshotd.api.record import About, Bounds
+from snapshotd.api.wire import LIST_MAX, PREVIEW_FILES, check_ref
 from snapshotd.engine.base import (
     ITSELF,
     EditRequest,
@@ -82,7 +84,7 @@ class BranchingService:
         and goes on from there; if it leaves the recorded path, it goes on live from the last snapshot that matched.
         With `variants` there is one child for each, and `n` is their number. Several children are called NAME-0,
         NAME-1, ..., or by the labels of their variants, unless `{index}` or `{variant}` in the name tells them apart.
-        `idle_timeout_s`: as in `SandboxRequest`; None: the daemon's default. `part`: these are some of more children.
+        `idle_timeout_s`: as in `ForkRequest`; None: the daemon's default. `part`: these are some of more children.
         With `resume`, the program of a child with an `edit` may not leave the recorded path before the snapshot: its run
         is interrupted then, as one that `resume` starts. UsageError: there is no program to resume, two variants have
         one label or name, an edit cannot be made, or a model is named where there is no gateway."""
@@ -140,11 +142,16 @@ class BranchingService:
         to: str,
         *,
         mode: RewindMode = "both",
-        max_files: int = 1000,
-        session: str | None = None,
+        max_files: Annotated[
+            int, Bounds(ge=0, le=LIST_MAX), About("At most so many changed files are listed.")
+        ] = PREVIEW_FILES,
+        session: Annotated[
+            Annotated[str, Bounds(min_length=1, max_length=256)] | None, About("As in the request that rewinds.")
+        ] = None,
         opener: Opener = ITSELF,
     ) -> RewindPreview:
-        """Returns the effect that `rewind` would have; changes nothing."""
+        """The effect that a rewind would have. Changes nothing."""
+        check_ref(to)
         trajectory = self._trajectory(ref)
         is_folder = _is_folder(trajectory, session)
         with self._context.pins.pinned(self._snapshot(to).id) as target:

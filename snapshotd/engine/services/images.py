@@ -35,4 +35,5 @@ class ImageService:
         return self._context.images.import_(source, name, progress)
 
     def remove(self, ref: str) -> None:
+        """Remove an image that no trajectory uses. `ref` may contain slashes, as Docker's names do."""
         self._context.images.remove(ref)

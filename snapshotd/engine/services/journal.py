@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
+from snapshotd.api.record import Bounds
+from snapshotd.api.wire import LIST_MAX
 from snapshotd.engine.base import Task
 from snapshotd.engine.context import Context
 from snapshotd.engine.journal import tasks
@@ -19,8 +21,13 @@ class JournalService:
     def __init__(self, context: Context) -> None:
         self._context, self._catalog = context, context.catalog
 
-    def conversation(self, ref: str, start: int = 0, count: int | None = None) -> list[Message]:
-        """The messages from number `start` on, at most `count`."""
+    def conversation(
+        self,
+        ref: str,
+        start: Annotated[int, Bounds(ge=0, le=LIST_MAX)] = 0,
+        count: Annotated[int, Bounds(ge=1, le=LIST_MAX)] | None = None,
+    ) -> list[Message]:
+        """The conversation up to the snapshot, across forks; from message number `start` on, at most `count`."""
         return list(islice(self._catalog.conversation(self._catalog.resolve_snapshot(ref).id, start), count))
 
     def entries(self, ref: str) -> Iterator[JournalEntry]:

@@ -7,21 +7,14 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 from snapshotd.api.commands import BackgroundRequest, CommandFields, ExecRequest
 from snapshotd.api.history import DecisionFields
-from snapshotd.api.trajectories import NetworkInfo
-from snapshotd.engine.base import (
-    CommandInfo,
-    Connection,
-    Event,
-    ExecResult,
-    OutputSink,
-    RunRequest,
-    SandboxInfo,
-    SandboxRequest,
-)
+from snapshotd.api.record import Bounds
+from snapshotd.api.trajectories import CreateRequest, NetworkInfo, RunAgentRequest
+from snapshotd.engine.base import CommandInfo, Connection, Event, ExecResult, OutputSink, SandboxInfo
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import Wait, with_whole_output
@@ -59,9 +52,12 @@ class RunService:
         self._changing_network = threading.Lock()
         """Held while rules are changed in the catalog."""
 
-    def create(self, request: SandboxRequest, *, experiment: ExperimentID | None = None) -> tuple[Trajectory, Snapshot]:
-        """A sandbox without an agent, running, with its first snapshot. `experiment`: the one that it is made for."""
-        trajectory, snapshot, sandbox, calls = self._creation.begin(request, None, None, experiment=experiment)
+    def create(
+        self, request: CreateRequest, *, namespace_pid: int = 0, experiment: ExperimentID | None = None
+    ) -> tuple[Trajectory, Snapshot]:
+        """A sandbox without an agent, running, with its first snapshot. `namespace_pid`: process in whose view of the files the
+        request's paths are meant; 0: the daemon. `experiment`: the one that it is made for."""
+        trajectory, snapshot, sandbox, calls = self._creation.begin(request, None, namespace_pid, experiment=experiment)
         sandbox.use.end_when_idle(request.idle_timeout_s)
         try:
             self._sessions.adopt(sandbox, calls)
@@ -73,19 +69,18 @@ class RunService:
         self._background.submit(snapshot)
         return trajectory, snapshot
 
-    def run(self, request: RunRequest) -> Trajectory:
-        """Start an agent and return; `events` follows it."""
+    def run(self, request: RunAgentRequest, *, namespace_pid: int = 0) -> Trajectory:
+        """Start an agent and return; `events` follows it. `namespace_pid`: as `create`."""
         if (request.agent is None) == (not request.command):
             raise UsageError("give either an agent file or a command, not both or neither")
         if request.agent is not None:
-            os.close(inputs.open_agent(request.agent, request.sandbox.namespace_pid))
-        isolated = self._context.runtime(request.sandbox.runtime).name != NO_ISOLATION
+            os.close(inputs.open_agent(Path(request.agent), namespace_pid))
+        isolated = self._context.runtime(request.runtime).name != NO_ISOLATION
         if request.user is not None and not isolated:
             raise folder_mode.refusal("another user", "leave it out; commands run as the daemon's own")
-        agent = inputs.agent_spec(request, isolated=isolated)
-        trajectory, snapshot, sandbox, calls = self._creation.begin(
-            request.sandbox, request.agent, agent, reuse=_reuse_arguments(request)
-        )
+        agent = inputs.agent_spec(request, namespace_pid, isolated=isolated)
+        reuse = _reuse_arguments(request)
+        trajectory, snapshot, sandbox, calls = self._creation.begin(request, agent, namespace_pid, reuse=reuse)
         try:
             self._sessions.adopt(sandbox, calls)
             self._start_services(sandbox)
@@ -140,7 +135,7 @@ class RunService:
         `if_head`, Conflict (naming the head) when the head is another one, before the command runs: if several
         writers saw one head, one wins. The command goes on when the `caller` is gone. After `timeout_s` seconds the
         command is ended with everything that it started, and recorded as timed-out with exit code 124.
-        `idle_timeout_s`: as in `SandboxRequest`, for the sandbox from now on; None: as it is, or the daemon's default
+        `idle_timeout_s`: as in `CreateRequest`, for the sandbox from now on; None: as it is, or the daemon's default
         if it was started again."""
         trajectory = self._catalog.resolve_trajectory(ref)
         head = None if request.if_head is None else self._catalog.resolve_snapshot(request.if_head).id
@@ -171,9 +166,10 @@ class RunService:
             return self._sessions.services.declare(sandbox, request)
         return self._sessions.commands.begin(sandbox, request)
 
-    def remove_service(self, ref: str, name: str) -> Snapshot:
-        """End a service, and take its declaration away, in one step: the new snapshot is the first without it. The sandbox is
-        started for that if it does not run. NotFound: the sandbox's files declare no service of that name."""
+    def remove_service(self, ref: str, name: Annotated[str, Bounds(max_length=64)]) -> Snapshot:
+        """End a service, and take a snapshot that does not declare it any more. A stopped sandbox is started for that.
+
+        Both in one step. NotFound: the sandbox's files declare no service of that name."""
         trajectory = self._trajectory(ref)
         sandbox = self._sessions.ensure_running(trajectory, services=False)
         try:
@@ -266,10 +262,12 @@ class RunService:
         return ports.connect(self._sessions.find(trajectory.id), trajectory, port, ended)
 
     def resume(self, ref: str, *, decisions: tuple[DecisionFields, ...] = ()) -> Trajectory:
-        """Go on with a trajectory whose program is not running: start it again from the top, replay the journal up to
-        the head, and let it run on. Returns when it is started; `events` follows it. Conflict: it runs, or has
-        finished; UsageError: it has no program; Undecided: the outcome of irreversible calls is unknown and `decisions`
-        does not say (the message names each). A trajectory without a program has its calls decided, and nothing starts."""
+        """Start its program again from the top, replay its journal, and let it run on. Answers when it is started; its
+        events follow under /trajectories/{ref}/events. `Undecided`: an irreversible call may or may not have happened, and
+        `decisions` does not cover it.
+
+        The message names each such call. Conflict: it runs, or has finished; UsageError: it has no program.
+        A trajectory without a program has its calls decided, and nothing starts."""
         return self._resumes.resume(self._catalog.resolve_trajectory(ref), decisions)
 
     def stop(self, ref: str, *, discard: bool = False) -> Trajectory:
@@ -337,7 +335,7 @@ class RunService:
         return self._context.recorded_output(self._catalog.resolve_snapshot(ref), which) or iter(())
 
 
-def _reuse_arguments(request: RunRequest) -> dict[str, bool]:
+def _reuse_arguments(request: RunAgentRequest) -> dict[str, bool]:
     """UsageError: replies are to be reused, and calls not."""
     if request.reuse_replies and not request.reuse:
         raise UsageError("the replies of earlier runs are reused together with their calls only; ask for `reuse`, too")

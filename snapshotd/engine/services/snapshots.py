@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from snapshotd.api.wire import check_ref
 from snapshotd.catalog.base import CallFacts
 from snapshotd.engine import markers
 from snapshotd.engine.base import LookedAt, Overview
@@ -41,11 +42,15 @@ class SnapshotService:
     def get(self, ref: str) -> Snapshot:
         return self._catalog.resolve_snapshot(ref)
 
-    def overview(self, ref: str | None = None) -> list[Overview]:
-        """All trajectories as a list or a tree shows them, oldest first; with `ref` this one alone. The number of queries
-        grows with their pages (500 trajectories), not with trajectories."""
-        chosen = self._catalog.trajectories() if ref is None else [self._catalog.resolve_trajectory(ref)]
-        totals = self._catalog.figures.totals(None if ref is None else chosen[0].id)
+    def overview(self, trajectory: str | None = None) -> list[Overview]:
+        """All trajectories as a list or a tree shows them, oldest first; with `trajectory` that one alone.
+
+        The number of queries grows with their pages (500 trajectories), not with trajectories."""
+        if trajectory is None:
+            chosen = self._catalog.trajectories()
+        else:
+            chosen = [self._catalog.resolve_trajectory(check_ref(trajectory, "trajectory"))]
+        totals = self._catalog.figures.totals(None if trajectory is None else chosen[0].id)
         size = self._context.store.sizes.total
         newest = [totals[one.id].newest for one in chosen if one.id in totals]
         origins = [one.forked_from for one in chosen if one.forked_from is not None]
@@ -85,6 +90,7 @@ class SnapshotService:
         return self._catalog.trajectories_of(tenant, among)
 
     def all(self) -> list[Snapshot]:
+        """Every snapshot of every trajectory."""
         return list(self._catalog.all_snapshots())
 
     def output(self, ref: str, which: Literal["stdout", "stderr", "output"]) -> Iterator[bytes]:
@@ -102,7 +108,9 @@ class SnapshotService:
         return look.write_patch(self._context, a, b, root, write, bound)
 
     def cat(self, ref: str, path: bytes) -> Iterator[bytes]:
-        """A regular file's content in pieces. NotFound (naming the path); UsageError for anything that is not a regular
+        """The content of a regular file.
+
+        In pieces. NotFound (naming the path); UsageError for anything that is not a regular
         file."""
         return look.cat(self._context, ref, path)
 
@@ -122,5 +130,5 @@ class SnapshotService:
         return snapshot.id
 
     def untag(self, name: str) -> None:
-        self._catalog.untag(name)
+        self._catalog.untag(check_ref(name, "tag"))
         self._archive.save_tags_soon()

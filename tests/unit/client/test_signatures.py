@@ -121,3 +121,16 @@ def test_a_request_out_of_its_bounds_is_not_sent(request_: Any, said: str) -> No
     with pytest.raises(UsageError) as raised:
         signatures.check_request(request_)
     assert raised.value.message.startswith(said)
+
+
+def test_a_keyword_that_a_verb_does_not_have_is_refused(objects: dict[type, Any]) -> None:
+    """Also where its keywords are those of a TypedDict, so that none gets into a request under another name."""
+    asked = objects[client.Snapshotd]
+    for call in (
+        lambda: asked.exec("box", ["a"], timeout_s=1.0),
+        lambda: asked.create(idle_timeout_s=1.0),
+        lambda: asked.ensure_image("a", memory_bytes=1),
+        lambda: asked.bisect("box", ["a"], timeout=1.0),
+    ):
+        with pytest.raises(TypeError, match="unexpected keyword argument"):
+            call()

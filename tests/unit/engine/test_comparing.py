@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.base import SandboxRequest, Variant
+from snapshotd.api.trajectories import CreateRequest
+from snapshotd.engine.base import Variant
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.experiments.base import Attendance, ExperimentRequest, Scorer
 from snapshotd.engine.experiments.comparing import _align, compare
 from snapshotd.errors import NotFound, UsageError
 from tests.small_engine import execute
 
-PLAIN = SandboxRequest(runtime="none")
+PLAIN = CreateRequest(runtime="none")
 
 
 class _Removing:

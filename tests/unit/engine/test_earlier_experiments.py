@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from snapshotd.api.trajectories import CreateRequest
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.base import SandboxRequest, Variant
+from snapshotd.engine.base import Variant
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.experiments import earlier
 from snapshotd.engine.experiments.base import ExperimentRequest, Scorer
@@ -39,7 +40,7 @@ class Kept:
 
     def __init__(self, engine: Engine, folder: Path) -> None:
         self.engine, self.catalog = engine, SqliteCatalog(folder / "catalog.db")
-        self.first = engine.runs.create(SandboxRequest(runtime="none"))[1].id
+        self.first = engine.runs.create(CreateRequest(runtime="none"))[1].id
         self.secrecy = Secrecy(FileVault(folder), self.catalog)
         self.put("list", "parser", self.head(None))
         for label, run, state, score in (

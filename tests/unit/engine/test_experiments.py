@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from snapshotd.api.trajectories import CreateRequest
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.base import Forked, SandboxRequest, Variant
+from snapshotd.engine.base import Forked, Variant
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.experiments.base import ExperimentRequest, Scorer
 from snapshotd.engine.experiments.service import ExperimentService
@@ -23,7 +24,7 @@ from snapshotd.types import SnapshotID, TrajectoryStatus
 from tests.mind_rig import clear
 from tests.storage_rig import wait_until
 
-PLAIN = SandboxRequest(runtime="none")
+PLAIN = CreateRequest(runtime="none")
 
 
 class Bench:
@@ -37,10 +38,10 @@ class Bench:
     def names(self) -> list[str]:
         return sorted(line.name for line in self.engine.snapshots.trajectories() if line.name is not None)
 
-    def create(self, source: str | SandboxRequest, *variants: Variant, **more: Any) -> None:
+    def create(self, source: str | CreateRequest, *variants: Variant, **more: Any) -> None:
         self.experiments.create(ExperimentRequest("way", source, variants, Scorer(("true",)), args=("true",), **more))
 
-    def run(self, source: str | SandboxRequest, *labels: str) -> ExperimentInfo:
+    def run(self, source: str | CreateRequest, *labels: str) -> ExperimentInfo:
         """To its end."""
         self.create(source, *map(Variant, labels))
         deque(self.experiments.events("way"), 0)
@@ -59,7 +60,7 @@ def bench(engine: Engine, tmp_path: Path) -> Iterator[Bench]:
 
 
 def test_trajectories_of_others_with_such_names_stay(bench: Bench) -> None:
-    _, first = bench.engine.runs.create(SandboxRequest(name="way.base", runtime="none"))
+    _, first = bench.engine.runs.create(CreateRequest(name="way.base", runtime="none"))
     bench.engine.branching.fork(first.id, 1, args=None, name="way.a.0")
     for name in ("way.base", "way.a.0"):
         bench.engine.runs.stop(name)
@@ -72,7 +73,7 @@ def test_trajectories_of_others_with_such_names_stay(bench: Bench) -> None:
 
 
 def test_a_sandbox_of_another_is_not_taken_for_the_source(bench: Bench) -> None:
-    line, _ = bench.engine.runs.create(SandboxRequest(name="way.base", runtime="none"))
+    line, _ = bench.engine.runs.create(CreateRequest(name="way.base", runtime="none"))
     with pytest.raises(Conflict, match=r"way\.base belongs to another trajectory"):
         bench.run(PLAIN, "a")
     assert bench.engine.snapshots.trajectory(line.id).status is TrajectoryStatus.RUNNING
@@ -91,7 +92,7 @@ def test_one_that_was_cut_off_goes_on_with_the_sandbox_that_it_made(
             bench.run(PLAIN, "a")
     (base,) = bench.engine.snapshots.trajectories()
     with pytest.raises(Conflict, match="belongs to another trajectory"):
-        bench.run(SandboxRequest(runtime="none", env=(("OTHER", "1"),)), "a")
+        bench.run(CreateRequest(runtime="none", env={"OTHER": "1"}), "a")
     info = bench.run(PLAIN, "a")
     first = bench.engine.snapshots.log(base.id)[0].id
     assert (info.snapshot, [one.state for one in info.branches]) == (first, ["scored"])

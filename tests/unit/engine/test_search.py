@@ -63,7 +63,7 @@ class World:
         return taken
 
     def find(self, text: str, ref: str | None = None, **told: Any) -> FindInfo:
-        found = self.service.find(text, ref, **{"before": None, "limit": 50, **told})
+        found = self.service.find(text, ref, **told)
         assert found.waiting == 0
         return found
 

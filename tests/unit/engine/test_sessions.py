@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
+from snapshotd.api.trajectories import CreateRequest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.config import Config
-from snapshotd.engine.base import SandboxRequest
 from snapshotd.engine.ownership import ALONE
 from snapshotd.engine.runs import launched, sessions
 from snapshotd.engine.runs.forks import fork_agent
@@ -234,7 +234,7 @@ def test_a_new_sandbox_that_cannot_be_adopted_is_ended(world: World, monkeypatch
     creation = SimpleNamespace(begin=lambda *_, **__: begun)
     runs: Any = SimpleNamespace(_creation=creation, _sessions=world.sessions, _disposal=disposal)
     with pytest.raises(OutOfSpace):
-        RunService.create(runs, SandboxRequest())
+        RunService.create(runs, CreateRequest())
     assert world.made[0].ended
     assert forgotten == [world.trajectory.id]
 

@@ -13,24 +13,17 @@ from snapshotd.api import operations
 from snapshotd.api.approvals import ApprovalView, ApproveRequest, AskRequest, DenyRequest
 from snapshotd.api.wire import LINES, LIST_MAX, PREVIEW_FILES, check_ref
 from snapshotd.catalog.base import present_tenant
-from snapshotd.daemon.http.decoding import check_json, given_json
+from snapshotd.daemon.http.decoding import given_json
 from snapshotd.daemon.http.encoding import approval_view
-from snapshotd.daemon.http.routes.shared import ServiceDep, decided_by, handles, own
+from snapshotd.daemon.http.routes.shared import ServiceDep, decided_by, handles
 
 _Approval = Annotated[str, PathParameter(description="A unique prefix of the approval's id.")]
-
-
-@handles(operations.APPROVALS)
-def approvals(service: ServiceDep, status: Annotated[t.ApprovalStatus | None, Query()] = None) -> list[t.Approval]:
-    """Oldest first; without `status` all."""
-    return own(service, service.engine.approvals.list(status), lambda one: one.trajectory)
 
 
 @handles(operations.ASK)
 def ask(body: AskRequest, service: ServiceDep) -> t.Approval | None:
     """Ask a person about a call of a program outside of the sandbox; with the same `call` again: what has been decided.
     null: the policy lets it run, and nobody is asked. Denied: the policy does not; Conflict: another call of it has the name."""
-    check_json(body.arguments, "the arguments")
     return service.engine.approvals.ask(body)
 
 

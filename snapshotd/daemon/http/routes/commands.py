@@ -12,20 +12,12 @@ from starlette.responses import Response
 from snapshotd.api import operations
 from snapshotd.api.commands import BackgroundRequest, InputInfo, InputRequest
 from snapshotd.daemon.http import streams
-from snapshotd.daemon.http.decoding import check_argv, data_bytes, environment
+from snapshotd.daemon.http.decoding import data_bytes
 from snapshotd.daemon.http.encoding import command_event
-from snapshotd.daemon.http.routes.shared import (
-    CommandRef,
-    NamedDep,
-    Ref,
-    ServiceDep,
-    handles,
-    once_unless_abandoned,
-    step_once,
-)
+from snapshotd.daemon.http.routes.shared import CommandRef, NamedDep, Ref, ServiceDep, handles, once_unless_abandoned
 from snapshotd.engine.base import CommandInfo
 from snapshotd.errors import Conflict, SandboxFailed
-from snapshotd.types import CallStatus, Snapshot, short
+from snapshotd.types import CallStatus, short
 
 ServiceName = Annotated[str, PathParameter(max_length=64)]
 
@@ -38,8 +30,6 @@ async def start_command(
     is gone before it has the answer. A `service` is ready when the answer comes, and a snapshot that declares it is taken:
     it is started again wherever a sandbox begins from a later one."""
     engine = service.engine
-    check_argv(body.argv)
-    environment(body.env)
 
     def start() -> CommandInfo:
         return engine.runs.exec_in_background(ref, body)
@@ -81,12 +71,6 @@ async def command_events(
             emit, map(command_event, engine.runs.command_events(ref, command, follow=follow and emit.is_heard))
         ),
     )
-
-
-@handles(operations.REMOVE_SERVICE)
-def remove_service(ref: Ref, name: ServiceName, service: ServiceDep, named: NamedDep) -> Snapshot:
-    """End a service, and take a snapshot that does not declare it any more. A stopped sandbox is started for that."""
-    return step_once(service, named, None, lambda: service.engine.runs.remove_service(ref, name))
 
 
 @handles(operations.WRITE_COMMAND)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Path as PathParameter
-from fastapi import Query, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from snapshotd.api import operations
 from snapshotd.api.experiments import BisectRequest, ExperimentRequest, ScoreRequest
 from snapshotd.api.record import Json
 from snapshotd.api.trajectories import ForkQueueRequest
-from snapshotd.api.wire import check_ref
 from snapshotd.daemon.http import streams
 from snapshotd.daemon.http.attending import until_gone
-from snapshotd.daemon.http.decoding import check_argv, environment, experiment_request, scorer, variant
+from snapshotd.daemon.http.decoding import experiment_request, scorer, variant
 from snapshotd.daemon.http.encoding import event, row_json, run_json
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.routes.shared import NamedDep, Ref, ServiceDep, handles, once
@@ -35,7 +34,6 @@ Name = Annotated[str, PathParameter(pattern=f"^{NAME_PATTERN.pattern}$", descrip
 async def fork_queue(request: Request, ref: Ref, body: ForkQueueRequest, service: ServiceDep) -> Response:
     """Fork a snapshot into more children than run at once: each runs its program to the end, then another begins. When the
     client goes away no other begins, and those that run go on."""
-    check_argv(body.args or ())
     variants, attendance = tuple(map(variant, body.variants)), Attendance()
 
     def produce(emit: streams.Emit) -> None:
@@ -75,11 +73,6 @@ async def score(request: Request, body: ScoreRequest, service: ServiceDep) -> Re
 async def bisect(request: Request, body: BisectRequest, service: ServiceDep) -> Response:
     """Find the first snapshot at which a command fails, by runs in throw-away forks: exit code 0 passes, 125 cannot
     tell, everything else fails. It ends when the client goes away."""
-    check_argv(body.argv)
-    environment(body.env)
-    for ref in (body.ref, body.good, body.bad):
-        if ref is not None:
-            check_ref(ref)
     attendance = Attendance()
 
     def produce(emit: streams.Emit) -> None:
@@ -95,20 +88,14 @@ async def bisect(request: Request, body: BisectRequest, service: ServiceDep) -> 
 def create_experiment(request: Request, body: ExperimentRequest, service: ServiceDep, named: NamedDep) -> Json:
     """Begin an experiment. The daemon drives it until it ends, also after a restart. One that was stopped goes on when
     the same description is sent again; another description under the name is a `Conflict`."""
-    experiments, asked = service.engine.experiments, experiment_request(body, client_pid(request))
-    return once(service, named, body, lambda: experiments.create(asked), lambda made: experiments.get(made[0])).json()
-
-
-@handles(operations.EXPERIMENTS)
-def list_experiments(service: ServiceDep) -> list[Json]:
-    """All experiments, in the order of their names."""
-    return [info.json() for info in service.engine.experiments.list()]
-
-
-@handles(operations.EXPERIMENT)
-def get_experiment(experiment: Name, service: ServiceDep) -> Json:
-    """An experiment as it is now."""
-    return service.engine.experiments.get(experiment).json()
+    experiments, asked, pid = service.engine.experiments, experiment_request(body), client_pid(request)
+    return once(
+        service,
+        named,
+        body,
+        lambda: experiments.create(asked, namespace_pid=pid),
+        lambda made: experiments.get(made[0]),
+    ).json()
 
 
 @handles(
@@ -121,15 +108,3 @@ async def experiment_events(experiment: Name, service: ServiceDep) -> Response:
     """Follow an experiment until it has ended."""
     events = service.engine.experiments.events
     return await streams.ndjson(service.streams, lambda emit: streams.each(emit, events(experiment)))
-
-
-@handles(operations.STOP_EXPERIMENT)
-def stop_experiment(experiment: Name, service: ServiceDep) -> Json:
-    """End it: branches that run are stopped, and no other begins."""
-    return service.engine.experiments.stop(experiment).json()
-
-
-@handles(operations.REMOVE_EXPERIMENT)
-def remove_experiment(experiment: Name, service: ServiceDep, force: Annotated[bool, Query()] = False) -> None:
-    """Forget it with its branches. `force`: branches that run, too."""
-    service.engine.experiments.remove(experiment, force=force)

@@ -9,40 +9,14 @@ from fastapi import Query, Request
 from starlette.responses import Response
 
 from snapshotd.api import operations
-from snapshotd.api.files import MakeDirRequest, RemoveFileRequest, RenameFileRequest
 from snapshotd.daemon.http import streams
 from snapshotd.daemon.http.decoding import sandbox_path
 from snapshotd.daemon.http.encoding import event
-from snapshotd.daemon.http.routes.shared import (
-    Named,
-    NamedDep,
-    PathB64,
-    Ref,
-    Service,
-    ServiceDep,
-    handles,
-    once,
-    step_once,
-)
-from snapshotd.engine.base import FileEntry, Written
-from snapshotd.types import Snapshot
+from snapshotd.daemon.http.routes.shared import Named, NamedDep, PathB64, Ref, Service, ServiceDep, handles, once
+from snapshotd.engine.base import Written
 
 _User = Annotated[str | None, Query(max_length=256, description="Whose new files are, by name or number; else root's.")]
 _WRITTEN = 'One line: `{"event":"result","snapshot","file_count","directories","bytes","warnings"}` or `{"event":"error","error"}`.'
-
-
-@handles(operations.READ_FILE)
-async def read(ref: Ref, path_b64: PathB64, service: ServiceDep) -> Response:
-    """The content of a regular file. A trajectory's name or id stands for its files as they are now, a snapshot's id or
-    tag for those of the snapshot; so for all that reads here. Links are followed."""
-    path = sandbox_path(path_b64)
-    return await streams.octets(service.streams, lambda: service.engine.files.read(ref, path))
-
-
-@handles(operations.STAT_FILE)
-def stat(ref: Ref, path_b64: PathB64, service: ServiceDep) -> FileEntry:
-    """The entry at a path, behind all links."""
-    return service.engine.files.stat(ref, sandbox_path(path_b64))
 
 
 @handles(
@@ -119,24 +93,3 @@ async def _write(service: Service, named: Named, body: object, make: Callable[[]
         emit(event("result", done))
 
     return await streams.ndjson(service.streams, produce, uploading=True)
-
-
-@handles(operations.MAKE_DIR)
-def make_dir(ref: Ref, body: MakeDirRequest, service: ServiceDep, named: NamedDep) -> Snapshot:
-    """Make a directory, with those above it."""
-    path = sandbox_path(body.path_b64)
-    return step_once(service, named, body, lambda: service.engine.files.make_dir(ref, path, user=body.user))
-
-
-@handles(operations.REMOVE_FILE)
-def remove(ref: Ref, body: RemoveFileRequest, service: ServiceDep, named: NamedDep) -> Snapshot:
-    """Remove a file, a link, or a directory with all that is in it."""
-    path = sandbox_path(body.path_b64)
-    return step_once(service, named, body, lambda: service.engine.files.remove(ref, path))
-
-
-@handles(operations.RENAME_FILE)
-def rename(ref: Ref, body: RenameFileRequest, service: ServiceDep, named: NamedDep) -> Snapshot:
-    """Rename a file or a directory."""
-    path, to = sandbox_path(body.path_b64), sandbox_path(body.to_b64)
-    return step_once(service, named, body, lambda: service.engine.files.rename(ref, path, to))

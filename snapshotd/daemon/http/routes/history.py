@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import Query, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from snapshotd.api import operations
-from snapshotd.api.history import EditRequest, MergeRequest, ResumeRequest
-from snapshotd.api.wire import LIST_MAX, PREVIEW_FILES, check_ref
+from snapshotd.api.history import EditRequest, MergeRequest
 from snapshotd.daemon.http import streams
-from snapshotd.daemon.http.decoding import check_decisions, check_name, edit_request, merge_request
-from snapshotd.daemon.http.routes.shared import (
-    NamedDep,
-    OpenerDep,
-    Ref,
-    ServiceDep,
-    handles,
-    once,
-    once_unless_abandoned,
-)
-from snapshotd.engine.base import Merged, RewindMode, RewindPreview
+from snapshotd.daemon.http.decoding import check_name, edit_request, merge_request
+from snapshotd.daemon.http.routes.shared import NamedDep, Ref, ServiceDep, handles, once, once_unless_abandoned
+from snapshotd.engine.base import Merged
 from snapshotd.types import Trajectory
 
 
@@ -35,35 +24,6 @@ async def journal(ref: Ref, service: ServiceDep) -> Response:
     program's beginning."""
     return await streams.ndjson(
         service.streams, lambda emit: streams.listing(emit, service.engine.journal.entries(ref))
-    )
-
-
-@handles(operations.RESUME)
-def resume(ref: Ref, body: ResumeRequest, service: ServiceDep) -> Trajectory:
-    """Start its program again from the top, replay its journal, and let it run on. Answers when it is started; its
-    events follow under /trajectories/{ref}/events. `Undecided`: an irreversible call may or may not have happened, and
-    `decisions` does not cover it."""
-    check_decisions(body.decisions)
-    return service.engine.runs.resume(ref, decisions=body.decisions)
-
-
-@handles(operations.PREVIEW_REWIND)
-def preview_rewind(
-    ref: Ref,
-    to: str,
-    service: ServiceDep,
-    opener: OpenerDep,
-    mode: Annotated[RewindMode, Query()] = "both",
-    max_files: Annotated[
-        int, Query(ge=0, le=LIST_MAX, description="At most so many changed files are listed.")
-    ] = PREVIEW_FILES,
-    session: Annotated[
-        str | None, Query(min_length=1, max_length=256, description="As in the request that rewinds.")
-    ] = None,
-) -> RewindPreview:
-    """The effect that a rewind would have. Changes nothing."""
-    return service.engine.branching.preview_rewind(
-        ref, check_ref(to), mode=mode, max_files=max_files, session=session, opener=opener
     )
 
 

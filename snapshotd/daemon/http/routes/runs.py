@@ -14,25 +14,15 @@ from starlette.responses import Response
 
 from snapshotd.api import operations
 from snapshotd.api.commands import ExecRequest
-from snapshotd.api.find import FIND_CHARS_MAX, FIND_MAX, FindInfo
 from snapshotd.api.trajectories import CreatedInfo, CreateRequest, ForkRequest, RunAgentRequest
-from snapshotd.api.wire import LIST_MAX, LOG_MAX, STDIN_WINDOW_BYTES, check_ref
+from snapshotd.api.wire import LOG_MAX, STDIN_WINDOW_BYTES, check_ref
 from snapshotd.daemon.http import carrying, encoding, streams
 from snapshotd.daemon.http.attending import Lines, attend, until_gone
-from snapshotd.daemon.http.decoding import check_argv, environment, run_request, sandbox_request, variant
+from snapshotd.daemon.http.decoding import check, variant
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.problems import load_json
-from snapshotd.daemon.http.routes.shared import (
-    Named,
-    NamedDep,
-    Ref,
-    ServiceDep,
-    handles,
-    once,
-    once_unless_abandoned,
-    own,
-)
-from snapshotd.engine.base import STREAMS, Caller, ExecResult, Forked, OutputSink, SandboxInfo, Stream, output_event
+from snapshotd.daemon.http.routes.shared import Named, NamedDep, Ref, ServiceDep, handles, once, once_unless_abandoned
+from snapshotd.engine.base import STREAMS, Caller, ExecResult, Forked, OutputSink, Stream, output_event
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import SandboxFailed, UsageError
 from snapshotd.types import Snapshot, Trajectory
@@ -60,7 +50,7 @@ Stdin = Annotated[bool, Query(description="The command reads what the client sen
 async def create(request: Request, body: CreateRequest, service: ServiceDep, named: NamedDep) -> CreatedInfo:
     """Create a sandbox without an agent. It is stopped again when the client is gone before it has the answer."""
     engine = service.engine
-    sandbox = sandbox_request(body, client_pid(request))
+    pid = client_pid(request)
 
     def recalled(made: tuple[str, ...]) -> tuple[Trajectory, Snapshot]:
         return engine.snapshots.trajectory(made[0]), engine.snapshots.log(made[0])[0]
@@ -70,17 +60,11 @@ async def create(request: Request, body: CreateRequest, service: ServiceDep, nam
         service,
         named,
         body,
-        lambda: engine.runs.create(sandbox),
+        lambda: engine.runs.create(body, namespace_pid=pid),
         recalled,
         lambda made: _stop(engine, made[0]),
     )
     return CreatedInfo(encoding.trajectory(trajectory), encoding.snapshot(snapshot))
-
-
-@handles(operations.SANDBOXES)
-def sandboxes(service: ServiceDep) -> list[SandboxInfo]:
-    """The live sandboxes."""
-    return own(service, service.engine.runs.sandboxes(), lambda one: one.trajectory.id)
 
 
 @handles(operations.RUN_AGENT)
@@ -88,7 +72,7 @@ async def run(request: Request, body: RunAgentRequest, service: ServiceDep, name
     """Start an agent; its events follow under /trajectories/{ref}/events. Stopped again when the client is gone before
     it has the answer, unless `detach`."""
     engine = service.engine
-    asked = run_request(body, client_pid(request))
+    pid = client_pid(request)
 
     def undo(trajectory: Trajectory) -> None:
         if not body.detach:
@@ -99,15 +83,10 @@ async def run(request: Request, body: RunAgentRequest, service: ServiceDep, name
         service,
         named,
         body,
-        lambda: engine.runs.run(asked),
+        lambda: engine.runs.run(body, namespace_pid=pid),
         lambda made: engine.snapshots.trajectory(made[0]),
         undo,
     )
-
-
-@handles(operations.TRAJECTORIES)
-def trajectories(service: ServiceDep) -> list[Trajectory]:
-    return own(service, service.engine.snapshots.trajectories(), lambda one: one.id)
 
 
 @handles(operations.LOG)
@@ -120,28 +99,6 @@ def log(
     """Its snapshots, oldest first; with `before`, only those whose `seq` is smaller; with `last`, only this number of the newest."""
     found = service.engine.snapshots.log(ref, last, before=before)
     return streams.listed(service.engine.snapshots.look_at(found))
-
-
-@handles(operations.OVERVIEW)
-def overview(service: ServiceDep, trajectory: Annotated[str | None, Query()] = None) -> Response:
-    """All trajectories as a list or a tree shows them, oldest first; with `trajectory` that one alone."""
-    chosen = None if trajectory is None else check_ref(trajectory, "trajectory")
-    found = own(service, service.engine.snapshots.overview(chosen), lambda one: one.trajectory.id)
-    return streams.listed(found)
-
-
-@handles(operations.FIND)
-def find(
-    service: ServiceDep,
-    q: Annotated[str, Query(max_length=FIND_CHARS_MAX, description='All of its words; `"in a row"`, `begin*`.')],
-    trajectory: Annotated[str | None, Query(description="Only its history; else all trajectories.")] = None,
-    before: Annotated[int | None, Query(ge=0, le=LIST_MAX << 32)] = None,
-    limit: Annotated[int, Query(ge=1, le=FIND_MAX)] = 50,
-) -> FindInfo:
-    """Records of trajectories (arguments, outputs, messages) that have a text, the newest first. `before`: the `next` of the
-    answer before."""
-    chosen = None if trajectory is None else check_ref(trajectory, "trajectory")
-    return service.engine.find.find(q, chosen, before=before, limit=limit)
 
 
 @handles(
@@ -210,7 +167,6 @@ async def connect(request: Request, ref: Ref, port: PortNumber, service: Service
 async def fork(request: Request, ref: Ref, body: ForkRequest, service: ServiceDep, named: NamedDep) -> Forked:
     """Start `n` new trajectories from one snapshot, all or none."""
     engine = service.engine
-    check_argv(body.args or ())
     variants = tuple(map(variant, body.variants))
 
     def recalled(made: tuple[str, ...]) -> Forked:
@@ -240,12 +196,14 @@ async def fork(request: Request, ref: Ref, body: ForkRequest, service: ServiceDe
 def _body(line: bytes) -> ExecRequest:
     try:
         load_json(line)
-        return _EXEC_REQUEST.validate_json(line)
+        body = _EXEC_REQUEST.validate_json(line)
     except json.JSONDecodeError as exc:
         detail = {"type": "json_invalid", "loc": ("body", exc.pos), "ctx": {"error": exc.msg}}
         raise RequestValidationError([detail]) from exc
     except ValidationError as exc:
         raise RequestValidationError(exc.errors()) from exc
+    check(body)
+    return body
 
 
 def _in_trajectory(engine: Engine, body: ExecRequest) -> Callable[..., ExecResult]:
@@ -273,8 +231,6 @@ async def _exec(
     lines: Lines | None = None,
 ) -> Response:
     """`named`: None for one that makes nothing."""
-    check_argv(body.argv)
-    environment(body.env)
     if body.terminal is not None and lines is None and not (named is not None and named.recall):
         raise UsageError("a terminal needs a client that attends to it; use the path that ends with `/attended`")
     size = None if body.terminal is None else (body.terminal.rows, body.terminal.columns)

@@ -11,7 +11,7 @@ import json
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
@@ -33,10 +33,11 @@ from snapshotd.daemon.access.principals import PRINCIPAL, Principal
 from snapshotd.daemon.access.tokens import Tokens
 from snapshotd.daemon.http.carrying import ConnectionLimit
 from snapshotd.daemon.http.counting import RequestCounts
+from snapshotd.daemon.http.decoding import check
 from snapshotd.daemon.http.encoding import json_bytes
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.problems import check_query, load_json
-from snapshotd.daemon.http.streams import JSON, StreamLimit
+from snapshotd.daemon.http.streams import JSON, StreamLimit, listed
 from snapshotd.daemon.http.watching import Watchers
 from snapshotd.engine.base import Opener
 from snapshotd.engine.engine import Engine
@@ -72,7 +73,8 @@ class Service:
 
 
 class JsonRoute(APIRoute):
-    """A route for callers with the scope of its operation, who see the things of their tenant. `json_bytes` encodes its
+    """A route for callers with the scope of its operation, who see the things of their tenant. `decoding.check` looks at the body
+    before the handler gets it. `json_bytes` encodes its
     answers, and not FastAPI, which refuses some text that a program may record. So only the description needs their forms, which
     take a third of the time that all routes take: a daemon that starts makes none."""
 
@@ -83,21 +85,21 @@ class JsonRoute(APIRoute):
         status = options.get("status_code") or 200
 
         def encoded(answer: Any) -> Any:
-            return (
-                answer
-                if answer is None or isinstance(answer, Response)
-                else Response(json_bytes(answer), status, media_type=JSON)
-            )
+            if answer is None or isinstance(answer, Response):
+                return answer
+            return listed(answer) if isinstance(answer, list) else Response(json_bytes(answer), status, media_type=JSON)
 
         if inspect.iscoroutinefunction(endpoint):
 
             @functools.wraps(endpoint)
             async def answering(*args: Any, **kwargs: Any) -> Any:
+                check(kwargs.get("body"))
                 return encoded(await endpoint(*args, **kwargs))
         else:
 
             @functools.wraps(endpoint)
             def answering(*args: Any, **kwargs: Any) -> Any:
+                check(kwargs.get("body"))
                 return encoded(endpoint(*args, **kwargs))
 
         super().__init__(path, answering, **{**options, "response_model": None, "responses": None})
@@ -211,15 +213,6 @@ def decided_by(request: Request, name: str | None) -> str:
     """The person who decides: the caller, who may name another one where it is a user of the socket."""
     caller = principal_of(request)
     return caller.name if caller.token or not name else name
-
-
-def own(service: Service, items: Iterable[T], trajectory: Callable[[T], str]) -> list[T]:
-    """The items of a list whose trajectories the caller sees."""
-    tenant = present_tenant()
-    if tenant is None:
-        return list(items)
-    seen = service.engine.snapshots.of_tenant(tenant)
-    return [item for item in items if trajectory(item) in seen]
 
 
 @dataclass(frozen=True, slots=True)

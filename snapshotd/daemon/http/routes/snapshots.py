@@ -11,12 +11,12 @@ from starlette.responses import Response
 from snapshotd import types as t
 from snapshotd.api import operations
 from snapshotd.api.snapshots import FileStatus, RestoreRequest, TaggedInfo, TagRequest
-from snapshotd.api.wire import LIST_MAX, OUTPUT_MAX, check_ref
+from snapshotd.api.wire import OUTPUT_MAX, check_ref
 from snapshotd.daemon.http import streams
 from snapshotd.daemon.http.decoding import absolute, check_name, sandbox_path
 from snapshotd.daemon.http.encoding import file_status
 from snapshotd.daemon.http.peer import client_pid
-from snapshotd.daemon.http.routes.shared import NamedDep, PathB64, Ref, ServiceDep, handles, once, own
+from snapshotd.daemon.http.routes.shared import NamedDep, PathB64, Ref, ServiceDep, handles, once
 from snapshotd.engine.base import LookedAt
 from snapshotd.trees.base import RestoreReport
 from snapshotd.trees.patch import MAX_FILE_BYTES, PatchBound
@@ -24,28 +24,10 @@ from snapshotd.trees.patch import MAX_FILE_BYTES, PatchBound
 _WORKSPACE = base64.urlsafe_b64encode(b"workspace").decode()
 
 
-@handles(operations.ALL_SNAPSHOTS)
-def all_snapshots(service: ServiceDep) -> Response:
-    """Every snapshot of every trajectory."""
-    found = own(service, service.engine.snapshots.all(), lambda one: one.trajectory)
-    return streams.listed(found)
-
-
 @handles(operations.SNAPSHOT)
 def snapshot(ref: Ref, service: ServiceDep) -> LookedAt:
     snapshots = service.engine.snapshots
     return snapshots.look_at([snapshots.get(ref)])[0]
-
-
-@handles(operations.CONVERSATION)
-def conversation(
-    ref: Ref,
-    service: ServiceDep,
-    start: Annotated[int, Query(ge=0, le=LIST_MAX)] = 0,
-    count: Annotated[int | None, Query(ge=1, le=LIST_MAX)] = None,
-) -> list[t.Message]:
-    """The conversation up to the snapshot, across forks; from message number `start` on, at most `count`."""
-    return service.engine.journal.conversation(ref, start, count)
 
 
 @handles(operations.OUTPUT)
@@ -60,13 +42,6 @@ async def output(
     return await streams.octets(
         service.streams, lambda: streams.cut(service.engine.snapshots.output(ref, which), start, count)
     )
-
-
-@handles(operations.CAT)
-async def cat(ref: Ref, path_b64: PathB64, service: ServiceDep) -> Response:
-    """The content of a regular file."""
-    path = sandbox_path(path_b64)
-    return await streams.octets(service.streams, lambda: service.engine.snapshots.cat(ref, path))
 
 
 @handles(operations.FILE_STATUS)
@@ -125,7 +100,6 @@ async def patch(
 def tag(name: str, body: TagRequest, service: ServiceDep, named: NamedDep) -> TaggedInfo:
     """Give a snapshot a tag."""
     check_name(name, "a tag")
-    check_ref(body.ref)
     tagged = once(
         service,
         named,
@@ -134,11 +108,6 @@ def tag(name: str, body: TagRequest, service: ServiceDep, named: NamedDep) -> Ta
         lambda made: t.SnapshotID(made[0]),
     )
     return TaggedInfo(tagged, name)
-
-
-@handles(operations.UNTAG)
-def untag(name: str, service: ServiceDep) -> None:
-    service.engine.snapshots.untag(check_ref(name, "tag"))
 
 
 def _check(a: str, b: str | None) -> None:

@@ -8,7 +8,8 @@ from fastapi import Query
 
 from snapshotd.api import operations
 from snapshotd.api.values import PutValueRequest, SearchRequest
-from snapshotd.daemon.http.decoding import check_json, own_tenant
+from snapshotd.catalog.base import own_tenant
+from snapshotd.daemon.http.decoding import check_json
 from snapshotd.daemon.http.routes.shared import ServiceDep, handles
 from snapshotd.types import DEFAULT_TENANT, StoredValue
 
@@ -62,7 +63,7 @@ def search(body: SearchRequest, service: ServiceDep) -> list[StoredValue]:
         own_tenant(body.tenant),
         body.namespace,
         prefix=body.prefix,
-        where=check_json(dict(body.where), "the search") or None,
+        where=dict(body.where) or None,
         limit=body.limit,
         after=body.after,
     )
