@@ -82,6 +82,7 @@ def test_killed_in_one_of_them(agents: Agents, tmp_path: Path) -> None:
     assert len(done) == 8
 
 
+@pytest.mark.long  # the command line does in test_two_at_once
 def test_the_page_shows_whose_calls_they_are(own_snap: Snap, person: Person, runc_ready: None, tmp_path: Path) -> None:
     agents = Agents(own_snap, "runc")
     with provider(tmp_path, *MAIN, conversations=CONVERSATIONS) as at:
