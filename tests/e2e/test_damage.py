@@ -238,6 +238,7 @@ def test_damaged_and_repaired(place: Place, seed: int) -> None:
         place.undo()
 
 
+@pytest.mark.long  # flips of any byte: unit/test_sqlite_flips.py
 @pytest.mark.parametrize("seed", range(long.size(1, 4)))
 def test_a_flip_in_the_catalog_is_found_and_named(place: Place, seed: int) -> None:
     """Or it says nothing: then all is shown as before."""

@@ -200,6 +200,7 @@ def test_the_page_shows_what_its_example_prints(snap: Snap, tmp_path: Path, name
         assert (tmp_path / "copy/app.sh").read_text() == "echo one > out.txt\n"
 
 
+@pytest.mark.long  # programs of the page: the test before
 @pytest.mark.runc
 def test_the_program_beside_those_of_other_services_runs(snap: Snap, tmp_path: Path) -> None:
     env = {**snap.env, "PYTHONPATH": str(DOCS.parent)}
@@ -244,6 +245,7 @@ def test_steps_go_on_beside_a_slow_write(snap: Snap, client: Snapshotd) -> None:
     box.remove(force=True)
 
 
+@pytest.mark.long  # small ones: the first test
 def test_large_files_pass_in_constant_memory(client: Snapshotd, runtime: str) -> None:
     """Of the daemon and of this process, both ways: no more of it than of a small one."""
     box = Sandbox.create(runtime=runtime, client=client)

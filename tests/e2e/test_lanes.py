@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests import long
 from tests.e2e.model_rig import PROGRAMS, WAITS, Agents, bash, let_go, provider, waits
 from tests.e2e.page_rig import Person
 from tests.e2e.support import Snap, wait_until
@@ -201,7 +202,7 @@ while True:
 
 
 @pytest.mark.parametrize(
-    ("api", "kind"), [("messages", "anthropic"), ("chat completions", "openai"), ("responses", "openai")]
+    ("api", "kind"), long.some([("messages", "anthropic"), ("chat completions", "openai"), ("responses", "openai")], 1)
 )
 def test_an_edit_that_the_model_would_not_see_is_refused(agents: Agents, tmp_path: Path, api: str, kind: str) -> None:
     changed = tmp_path / "changed.json"

@@ -527,7 +527,7 @@ def test_a_question_is_asked_although_the_graphs_program_died_before_it(
     assert sandbox.files.read_text("log") == "asked\n"
 
 
-@pytest.mark.long  # the graph's process is gone: test_an_interrupt_is_decided_by_a_person_after_the_graphs_process_is_gone
+@pytest.mark.long  # with the graph's process gone: five tests above
 def test_a_question_is_asked_once_although_the_daemon_dies_over_it(
     saver: SnapshotdSaver, sandbox: Sandbox, client: Snapshotd, small_snap: Snap
 ) -> None:

@@ -127,6 +127,7 @@ def test_steps_failures_rewinds_and_forks_are_spans(plugged: Snap, endpoint: End
     assert "nowhere" in run(plugged, endpoint, "nowhere", code=4)
 
 
+@pytest.mark.long  # an endpoint that lives: the test before
 def test_what_happens_is_followed_and_a_dead_endpoint_gets_it_later(plugged: Snap, endpoint: Endpoint) -> None:
     old, _ = plugged.create()
     before = plugged.sh(old, "true")["snapshot"]

@@ -47,7 +47,7 @@ def _shell(snap: Snap, line: str, **options: Any) -> subprocess.CompletedProcess
     return subprocess.run(["bash", "-c", program], env=snap.env, capture_output=True, text=True, timeout=60, **options)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", long.some([signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP], 2))
 def test_a_throw_away_fork_ends_with_its_client(snap: Snap, box: str, number: signal.Signals) -> None:
     silent = f"1001.{os.getpid()}{number}"
     client = snap.follow("exec", "--snapshot", box, "--", "sleep", silent)
@@ -57,6 +57,7 @@ def test_a_throw_away_fork_ends_with_its_client(snap: Snap, box: str, number: si
     wait_until(lambda: not processes_with(f"sleep {silent}"), "it ended")
 
 
+@pytest.mark.long  # their client's end: the test before
 def test_a_daemon_that_is_told_to_stop_ends_throw_away_forks(own_snap: Snap) -> None:
     trajectory, _ = own_snap.create("--runtime", "runc")
     own_snap.stop_daemon()

@@ -159,6 +159,7 @@ def test_prune_says_what_goes_and_does_it(smaller: Snap) -> None:
     small("check", "--read-data")
 
 
+@pytest.mark.long  # repair: test_damage.py
 def test_damage_is_found_named_and_repaired_from_layers(smaller: Snap) -> None:
     snap = smaller
     trajectory, _ = snap.create("--runtime", "runc")
