@@ -187,6 +187,7 @@ def test_no_docker_engine_is_said_with_the_fix(own_snap: Snap) -> None:
     snap.stop_daemon()
 
 
+@pytest.mark.long  # its sentence: unit/test_config.py
 def test_a_bad_setting_is_named_when_the_daemon_starts(own_snap: Snap) -> None:
     """By the command that would start one, and good ones are shown."""
     own_snap.stop_daemon()

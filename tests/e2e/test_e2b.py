@@ -72,6 +72,7 @@ def test_commands(box: Any, sdk: Any, own_snap: Snap) -> None:
     wait_until(lambda: box.commands.list() == [], "the command has ended")
 
 
+@pytest.mark.long  # without E2B: test_background.py
 def test_commands_in_the_background(box: Any, sdk: Any, own_snap: Snap) -> None:
     reader = box.commands.run("while read -r line; do echo got $line; done; echo end", background=True, stdin=True)
     assert [one.pid for one in box.commands.list()] == [reader.pid]
@@ -94,6 +95,7 @@ def test_commands_in_the_background(box: Any, sdk: Any, own_snap: Snap) -> None:
         box.commands.connect(beats.pid)
 
 
+@pytest.mark.long  # without E2B: test_terminal.py
 def test_a_terminal(box: Any, sdk: Any) -> None:
     shown = bytearray()
 

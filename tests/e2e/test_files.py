@@ -186,7 +186,12 @@ def test_a_write_that_is_cut_off_leaves_the_old_file(snap: Snap, client: Snapsho
 
 @pytest.mark.runc
 @pytest.mark.parametrize(
-    "name", ["files", "background", "best_of_8", "tree_search", pytest.param("fifty", marks=pytest.mark.long), "follow"]
+    "name",
+    [
+        "files",
+        "best_of_8",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("background", "tree_search", "fifty", "follow")),
+    ],
 )
 def test_the_page_shows_what_its_example_prints(snap: Snap, tmp_path: Path, name: str) -> None:
     page = (DOCS / "client.md").read_text()

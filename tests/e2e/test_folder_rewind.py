@@ -94,6 +94,7 @@ def test_an_agent_that_is_killed_in_a_call_has_made_what_it_made(agent: Agent) -
     other.close()
 
 
+@pytest.mark.long  # one that is cut off: the test before
 def test_a_call_that_never_ends_does_not_take_what_a_person_writes(agent: Agent) -> None:
     """A call of Codex that yields tells no end."""
     target = head(agent)
@@ -107,7 +108,7 @@ def test_a_call_that_never_ends_does_not_take_what_a_person_writes(agent: Agent)
     assert agent.files() == {".gitignore": "*.log\n", "notes": "a person's\n", "by-hand": "a person's\n"}
 
 
-@pytest.mark.long  # one that never ends: the test before
+@pytest.mark.long  # one that is cut off: two tests above
 def test_a_call_that_began_before_the_daemon_takes_nothing_of_the_time_between(agent: Agent) -> None:
     target = head(agent)
     agent.before("over")
@@ -163,6 +164,7 @@ def test_a_file_that_a_person_edits_and_the_agent_renames_stays(agent: Agent) ->
     assert agent.files()["renamed"] == "a person's newer ones\n"
 
 
+@pytest.mark.long  # root's: the other tests
 def test_files_of_others_in_roots_folder_stay_theirs(agent: Agent) -> None:
     (agent.folder / "d").mkdir()
     (agent.folder / "d" / "link").symlink_to("nowhere")

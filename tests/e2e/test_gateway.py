@@ -272,6 +272,7 @@ def test_a_fork_goes_on_with_the_recorded_history(agents: Agents, program: Path,
     assert agents.files(fork) == agents.files(trajectory), "also what a tool writes differently each time"
 
 
+@pytest.mark.long  # one that asks the same: the test before
 def test_a_fork_that_asks_something_else_is_a_branch(plain: Agents, scripted: Provider) -> None:
     trajectory = plain.run(scripted, PLAIN, "repair it")
     middle = plain.steps(trajectory)[2]["id"]
@@ -308,6 +309,7 @@ def test_a_provider_in_trouble(agents: Agents, program: Path, tmp_path: Path) ->
     assert agents.files(fork) == agents.files(trajectory)
 
 
+@pytest.mark.long  # a provider in other trouble: the test before
 def test_half_a_stream(agents: Agents, program: Path, tmp_path: Path) -> None:
     """The client does not repeat what broke in the middle: the agent dies, and a resume asks again."""
     with provider(tmp_path, LOOK, {**WRITE, "failures": [{"cut_after": 3}]}, END) as at:
@@ -320,6 +322,7 @@ def test_half_a_stream(agents: Agents, program: Path, tmp_path: Path) -> None:
     assert agents.files(trajectory)["two"] == "two\n"
 
 
+@pytest.mark.long  # sub-agents side by side: test_lanes.py
 def test_calls_side_by_side(plain: Agents, tmp_path: Path) -> None:
     both = {"calls": [LOOK["calls"][0], {"name": "bash", "arguments": {"command": "echo two > two"}}]}
     with provider(tmp_path, both, COUNT, END) as at:

@@ -102,6 +102,7 @@ def test_a_disk_that_was_unmounted_stays_as_it_is(empty_snap: Snap, disk: Disk, 
     assert agent.files() == {"file": "old\n"}
 
 
+@pytest.mark.long  # once the daemon has ended, too: the test before
 @pytest.mark.parametrize("disk", DISKS, indirect=True)
 @pytest.mark.parametrize("ends", long.some(["in a call", "between calls", "without its folder"], 1))
 def test_a_disk_can_be_unmounted_once_the_agent_has_ended(disk: Disk, agent: Agent, ends: str) -> None:

@@ -187,6 +187,7 @@ def test_two_sessions_in_one_folder_keep_their_conversations_apart(claude: Claud
     assert "toolu_s-1_1" not in said(last)
 
 
+@pytest.mark.long  # one after the other: the second test
 def test_calls_side_by_side_lose_nothing_to_outside(claude: Claude) -> None:
     """A call that begins while another runs: its changes so far are an agent's, so a rewind takes them back."""
     claude.hook("SessionStart")
@@ -459,6 +460,7 @@ def test_old_snapshots_of_a_folder_go_by_themselves(tmp_path: Path) -> None:
     nothing_left(snap.state_dir, running=False)
 
 
+@pytest.mark.long  # the long set alone has it
 def test_no_sandbox_runs_in_a_folder(claude: Claude) -> None:
     claude.hook("SessionStart")
     assert "fork a snapshot" in claude.snap("exec", claude.trajectory, "--", "ls", code=None).stderr

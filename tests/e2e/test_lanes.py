@@ -125,6 +125,7 @@ def test_the_daemon_is_killed_in_between(own_snap: Snap, runc_ready: None, tmp_p
     assert _roles(agents, trajectory) == ["system", "user", *["assistant", "user"] * 3, "assistant"]
 
 
+@pytest.mark.long  # one that is resumed: test_killed_in_one_of_them
 def test_a_program_that_goes_on_with_a_session(agents: Agents, tmp_path: Path) -> None:
     """It was not resumed, and sends what its parent's program was told: that is known."""
     more = [bash("echo more > more", "More."), {"text": "More is done."}]
@@ -141,6 +142,7 @@ def test_a_program_that_goes_on_with_a_session(agents: Agents, tmp_path: Path) -
     assert agents.files(fork) == {"begun": "begun\n", "more": "more\n"}
 
 
+@pytest.mark.long  # in their order: the first test
 def test_results_of_one_turn_come_in_any_order(agents: Agents, tmp_path: Path) -> None:
     """Also from a snapshot between them, where only one is recorded: the other one runs."""
     both = {

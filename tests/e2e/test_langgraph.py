@@ -116,6 +116,7 @@ def test_the_history_names_snapshots_and_going_back_brings_their_files(
             saver.exec("true", config=config)  # type: ignore[arg-type]
 
 
+@pytest.mark.long  # without files: unit/integrations/langgraph/test_graphs.py
 def test_forks_from_one_step_run_side_by_side_and_are_compared(
     saver: SnapshotdSaver, sandbox: Sandbox, client: Snapshotd
 ) -> None:

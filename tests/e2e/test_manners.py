@@ -32,7 +32,7 @@ def taken(agents: Agents, trajectory: str) -> list[dict[str, Any]]:
     return [step for step in agents.steps(trajectory) if step["tool"]["name"] in ("bash", "turn")]
 
 
-@pytest.mark.parametrize("manner", MANNERS)
+@pytest.mark.parametrize("manner", long.some(MANNERS, 3))
 def test_a_snapshot_for_each_step_from_which_it_goes_on(agents: Agents, tmp_path: Path, manner: str) -> None:
     whole = script(manner, *COMMANDS)
     with provider(tmp_path, *whole.pop("steps"), **whole) as at:
@@ -74,7 +74,7 @@ def test_killed_and_resumed(agents: Agents, tmp_path: Path, manner: str) -> None
         assert agents.files(trajectory) == {**FILES, "waited": "x\n"}
 
 
-@pytest.mark.parametrize("manner", long.some(MANNERS, 2))
+@pytest.mark.parametrize("manner", long.some(MANNERS, 1))
 def test_the_daemon_is_killed_in_between(own_snap: Snap, runc_ready: None, tmp_path: Path, manner: str) -> None:
     """The next daemon goes on with the lane, and the agent notices nothing."""
     agents = Agents(own_snap, "runc")

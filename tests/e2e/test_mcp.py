@@ -199,6 +199,7 @@ def test_over_http_with_a_person(own_snap: Snap, served: tuple[str, str], mode: 
         policy.unlink()
 
 
+@pytest.mark.long  # unit/integrations/mcp/test_transports.py
 def test_over_http_nobody_else_gets_in(served: tuple[str, str]) -> None:
     import httpx2
 
@@ -234,6 +235,7 @@ def test_what_is_missing_is_said(own_snap: Snap, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long  # its calls are those of the first test
 def test_the_program_of_the_page_prints_what_it_shows(own_snap: Snap, tmp_path: Path) -> None:
     shown = re.search(r"\$ python3 rewinding\.py\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert shown is not None

@@ -158,6 +158,7 @@ def test_after_a_repair_without_packs_a_rebuild_takes_what_is_left(kept: Kept) -
     assert "one" in kept.snap("ls").stdout
 
 
+@pytest.mark.long  # a start without them is refused: test_a_repository_that_is_missing_as_a_whole_is_said
 @pytest.mark.parametrize(
     "left",
     [

@@ -142,6 +142,7 @@ def proxies(snap: Snap, container: str = "") -> list[int]:
     return [pid for pid, line in processes_with("snapshotd.egress.main") if line.split()[-1] == name]
 
 
+@pytest.mark.long  # one that is started again later: system/test_egress.py
 def test_a_proxy_that_is_killed_is_started_again_and_ends_with_its_sandbox(
     own_snap: Snap, server: tuple[str, int]
 ) -> None:
@@ -156,7 +157,7 @@ def test_a_proxy_that_is_killed_is_started_again_and_ends_with_its_sandbox(
     wait_until(lambda: not proxies(own_snap, container), "it has ended with its sandbox")
 
 
-@pytest.mark.long  # a proxy that dies is started again: the test before
+@pytest.mark.long  # a proxy that is started again later: system/test_egress.py
 def test_a_sandbox_that_outlives_the_daemon_keeps_its_way_out(own_snap: Snap, server: tuple[str, int]) -> None:
     host, port = server
     with box_with(own_snap, "--network", f"allow:{host}:{port}") as box:

@@ -144,6 +144,7 @@ def test_what_happens_is_followed_and_a_dead_endpoint_gets_it_later(plugged: Sna
         program.terminate()
 
 
+@pytest.mark.long  # other calls are: the first test
 def test_model_calls_are_spans(plugged: Snap, endpoint: Endpoint, tmp_path: Path) -> None:
     agents = Agents(plugged, "runc")
     with provider(tmp_path, bash("echo 1 > a"), {"text": "done"}) as at:

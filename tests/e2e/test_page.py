@@ -304,6 +304,7 @@ def test_files_are_restored_and_an_apply_is_previewed(
     assert "A tax.py" in shown.stdout
 
 
+@pytest.mark.long  # the form is drawn in test_every_view_fits; experiments: test_experiment.py
 def test_an_experiment_is_begun_from_a_form_and_followed(
     own_snap: Snap, person: Person, name: str, agent: Path
 ) -> None:

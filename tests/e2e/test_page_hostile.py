@@ -132,7 +132,12 @@ def safe(victim: Victim) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("number", "tab"),
     [
-        pytest.param(number, tab, id=f"{call}-{tab}", marks=() if tab == TABS[number % len(TABS)] else pytest.mark.long)
+        pytest.param(
+            number,
+            tab,
+            id=f"{call}-{tab}",
+            marks=() if tab == TABS[number % len(TABS)] and number % 2 else pytest.mark.long,
+        )
         for number, call in enumerate(CALLS, 1)
         for tab in TABS
     ],

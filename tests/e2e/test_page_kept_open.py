@@ -132,7 +132,7 @@ def test_what_could_not_be_read_is_read_again(own_snap: Snap, person: Person, sa
     person.problems.clear()
 
 
-@pytest.mark.long  # one without a session: the next test
+@pytest.mark.long  # a detail of the page, in the long set alone
 def test_a_page_that_knows_nothing_yet_does_not_say_that_there_is_nothing(person: Person, sandbox: str) -> None:
     page = person.page
     page.route(re.compile("/v1/(overview|approvals)"), lambda route: None)  # no answer
@@ -147,6 +147,7 @@ def test_a_page_that_knows_nothing_yet_does_not_say_that_there_is_nothing(person
     person.sees(sandbox, "nav")
 
 
+@pytest.mark.long  # it gets nothing: unit/page/test_server.py
 def test_a_page_without_a_session_says_so_and_no_more(chromium: Any, person: Person) -> None:
     context = chromium.new_context()
     page = context.new_page()

@@ -120,6 +120,7 @@ def test_neither_needs_the_other_afterwards(snap: Snap, line: str) -> None:
     assert snap("check", "--read-data").returncode == 0
 
 
+@pytest.mark.long  # refused alike: test_what_is_not_merged in test_merge.py
 @pytest.mark.runc
 def test_what_is_not_promoted(snap: Snap) -> None:
     box, first = snap.create("--runtime", "runc")
@@ -145,7 +146,7 @@ def test_what_is_not_promoted(snap: Snap) -> None:
         snap("rm", "--force", each)
 
 
-@pytest.mark.long  # what is refused: the test before
+@pytest.mark.long  # what is refused changes nothing: test_bad_input.py
 def test_what_is_refused_leaves_no_sandbox_behind(snap: Snap) -> None:
     line, first = snap.create("--runtime", "runc")
     snap("stop", line)

@@ -393,6 +393,7 @@ def test_a_command_after_the_last_replayed_call_has_the_newest_files_and_keeps_i
     assert snap("cat", f"{name}:/workspace/both").stdout == "early\nlate\n"
 
 
+@pytest.mark.long  # the long set alone has what a person does meanwhile
 @pytest.mark.runc
 def test_no_command_comes_between_replayed_calls(snap: Snap, runc_ready: None, name: str, tmp_path: Path) -> None:
     """Until the program has met everything, its root becomes another one at each call."""

@@ -58,6 +58,7 @@ def _ended(running: subprocess.Popen[str]) -> list[str]:
     return errors.splitlines()
 
 
+@pytest.mark.long  # beside an agent: test_a_followed_run_whose_daemon_goes_away
 def test_restart_without_agents(stopped: Snap) -> None:
     snap = stopped
     first = snap.json("daemon", "--restart")

@@ -159,6 +159,7 @@ def test_a_changed_tenth_call_reuses_nine(snap: Snap, runs: Runs) -> None:
         assert (again.reused, again.files) == ((12, 12), source.files), "of two ways the one that it goes"
 
 
+@pytest.mark.long  # what else counts: test_the_code_of_a_tool_counts
 def test_it_has_to_begin_in_the_same_way(snap: Snap, runs: Runs, root_tar: Path, tmp_path: Path) -> None:
     folder = tmp_path / "workspace"
     folder.mkdir()

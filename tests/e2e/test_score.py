@@ -81,6 +81,7 @@ def test_hidden_tests_rank_the_branches(snap: Snap, tries: list[str], hidden: Pa
     assert "try-0: 0.5 (exit code 1" in shown.stderr
 
 
+@pytest.mark.long  # of branches: the first test
 @pytest.mark.runc
 def test_numbers_of_every_snapshot_and_repeated_runs(snap: Snap) -> None:
     trajectory, _ = snap.create("--runtime", "runc")

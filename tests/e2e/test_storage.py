@@ -32,6 +32,7 @@ def spooled(snap: Snap) -> set[str]:
     return {path.name for path in (snap.state_dir / "repo" / "blobs").rglob("*") if path.is_file()}
 
 
+@pytest.mark.long  # test_share.py and others wait so
 def test_wait_stored(small: Snap, runtime: str) -> None:
     before = spooled(small)  # outputs of a snapshot that was removed before it was stored stay until the next start
     made = small.json("create", "--runtime", runtime, "--wait", "stored")

@@ -188,7 +188,7 @@ def test_commands_that_start_while_no_daemon_is_there(lone: Snap, runc_ready: No
 @pytest.mark.runc
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("hit", [pytest.param(1, marks=pytest.mark.long), 7])
-@pytest.mark.parametrize("failpoint", long.some((name for name in failpoints.NAMES if name.startswith(WALKED)), 3))
+@pytest.mark.parametrize("failpoint", long.some((name for name in failpoints.NAMES if name.startswith(WALKED)), 2))
 def test_killed_at_a_failpoint(lone: Snap, runc_ready: None, program: Path, failpoint: str, hit: int) -> None:
     snap = lone
     snap.stop_daemon()
