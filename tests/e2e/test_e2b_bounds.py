@@ -61,6 +61,7 @@ def tenant(snap: Snap, box: Any) -> str:
     return str(dict(json.loads(env)).get(TENANT_VARIABLE, DEFAULT_TENANT))
 
 
+@pytest.mark.long  # without E2B: test_network.py; its words: unit/integrations/test_e2b_networks.py
 def test_hosts_are_allowed_and_changed_while_it_runs(sdk: Any, own_snap: Snap, hello: tuple[str, int]) -> None:
     host, port = hello
     allowed = {"allow_out": [f"{host}:{port}"], "deny_out": lambda ctx: [ctx.all_traffic]}

@@ -45,6 +45,7 @@ def agent(empty_snap: Snap, disk: Disk) -> Iterator[Agent]:
     found.close()
 
 
+@pytest.mark.long  # a rewind does: test_a_disk_that_was_unmounted_stays_as_it_is
 def test_every_verb_reaches_a_disk_that_was_mounted_later(empty_snap: Snap, agent: Agent) -> None:
     _, begun, _ = agent.steps()
     file = agent.folder / "file"

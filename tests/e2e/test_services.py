@@ -163,6 +163,7 @@ for number in range(4):
 """
 
 
+@pytest.mark.long  # without an agent: test_a_server_comes_back
 @pytest.mark.timeout(300)
 def test_an_agent_that_is_resumed_or_forked_has_it_before_it_goes_on(
     own_snap: Snap, runtime: str, tmp_path: Path
