@@ -294,8 +294,8 @@ def test_a_command_of_a_lost_sandbox_has_an_unknown_outcome(own_snap: Snap) -> N
 
 WALKED = ("engine.command.", "engine.output.", "engine.step.")
 SEEN_ELSEWHERE = ("engine.step.", "engine.output.shown", "engine.command.started", "engine.command.committed")
-"""The short set dies in the middle of a step under an agent (test_survive.py, test_kills.py), and here at what comes just
-before the others."""
+"""The short set dies in the middle of a step under an agent (test_kills.py), and here at what comes just before
+the others."""
 
 
 @pytest.mark.runc
