@@ -349,7 +349,7 @@ the repository over the repository alone (tests/unit/repo/test_packs.py, tests/m
 too."""
 SEEN_ELSEWHERE = ("engine.step.sealed", "engine.step.outputs_saved")
 """Between the begin and the commit of a step, which are both here. The short set dies there under an agent
-(tests/e2e/test_survive.py)."""
+(tests/e2e/test_kills.py)."""
 
 
 IN_SHORT = set(long.some([n for n in SCENARIOS if not n.startswith((*READ_ELSEWHERE, *SEEN_ELSEWHERE))], 9))

@@ -112,6 +112,7 @@ def test_approved_while_the_agent_waits(own_snap: Snap, name: str, asked: dict[s
     assert _sent(own_snap, name) == "ann\n"
 
 
+@pytest.mark.long  # files that change later: the next test
 def test_refused_when_the_files_have_changed(own_snap: Snap, name: str, asked: dict[str, Any]) -> None:
     snap = own_snap
     snap.crash()
@@ -171,6 +172,7 @@ def test_other_arguments_are_put_in_by_the_approver(
     assert call["arguments"] == {"to": "carol"}
 
 
+@pytest.mark.long  # other arguments are asked for anew: two tests above
 def test_a_fork_asks_for_itself(own_snap: Snap, name: str, asked: dict[str, Any]) -> None:
     snap = own_snap
     snap.crash()

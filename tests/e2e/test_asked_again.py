@@ -292,6 +292,7 @@ def test_two_requests_with_one_key_at_the_same_time(snap: Snap, box: Sandbox) ->
 
 
 @pytest.mark.runc
+@pytest.mark.same_verbs
 def test_a_daemon_that_is_killed_before_its_answer(own_snap: Snap) -> None:
     """The next one answers from what is recorded with the key of the request, and makes nothing."""
     client = Snapshotd(own_snap.state_dir)

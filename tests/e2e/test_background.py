@@ -65,7 +65,6 @@ def test_it_goes_on_beside_other_calls_and_ends_with_a_snapshot(snap: Snap, runt
 COUNT = "import itertools, time\nfor n in itertools.count():\n    print(n, flush=True)\n    time.sleep(0.002)\n"
 
 
-@pytest.mark.each_runtime
 @pytest.mark.timeout(300)
 def test_it_goes_on_at_the_next_daemon_and_its_follower_misses_nothing(own_snap: Snap, runtime: str) -> None:
     snap = own_snap
@@ -204,6 +203,7 @@ def test_stop_and_a_rewind_end_it(snap: Snap, runtime: str) -> None:
     assert not (snap.state_dir / "commands" / sandbox.id).exists()
 
 
+@pytest.mark.long  # a signal: test_its_words_on_the_command_line
 def test_a_signal_reaches_what_the_command_started(snap: Snap, runtime: str) -> None:
     sandbox = sandbox_of(snap, runtime)
     trap = "trap 'echo caught; exit 7' TERM; echo begun; sleep 1000 & wait"
@@ -229,6 +229,7 @@ def test_a_signal_reaches_what_the_command_started(snap: Snap, runtime: str) -> 
     sandbox.remove(force=True)
 
 
+@pytest.mark.long  # errors: unit/daemon/test_commands.py
 @pytest.mark.runc
 def test_what_cannot_run_leaves_nothing_and_too_many_are_refused(snap: Snap) -> None:
     sandbox = sandbox_of(snap, "runc")
@@ -292,15 +293,16 @@ def test_a_command_of_a_lost_sandbox_has_an_unknown_outcome(own_snap: Snap) -> N
 
 
 WALKED = ("engine.command.", "engine.output.", "engine.step.")
-SEEN_ELSEWHERE = ("engine.step.begin", "engine.step.sealed", "engine.step.outputs_saved")
-"""The short set dies there under an agent (test_survive.py); a command's own commit is the last of a step."""
+SEEN_ELSEWHERE = ("engine.step.", "engine.output.shown", "engine.command.started", "engine.command.committed")
+"""The short set dies in the middle of a step under an agent (test_kills.py), and here at what comes just before
+the others."""
 
 
 @pytest.mark.runc
 @pytest.mark.parametrize(
     "point",
     [
-        pytest.param(name, marks=[pytest.mark.long] * (name in SEEN_ELSEWHERE))
+        pytest.param(name, marks=[pytest.mark.long] * name.startswith(SEEN_ELSEWHERE))
         for name in failpoints.NAMES
         if name.startswith(WALKED)
     ],
@@ -413,6 +415,7 @@ print("off", flush=True)
 """
 
 
+@pytest.mark.long  # beside other calls: the first test
 def test_one_beside_an_agent_goes_on_with_it_and_ends_with_it(own_snap: Snap, runtime: str, tmp_path: Path) -> None:
     snap = own_snap
     (tmp_path / "agent.py").write_text(AGENT)
@@ -436,6 +439,7 @@ def test_one_beside_an_agent_goes_on_with_it_and_ends_with_it(own_snap: Snap, ru
     sandbox.remove(force=True)
 
 
+@pytest.mark.long  # full disks: system/test_disk_full.py
 @pytest.mark.runc
 def test_a_full_disk_ends_it_and_nothing_else(own_snap: Snap) -> None:
     snap = own_snap

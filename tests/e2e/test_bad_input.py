@@ -175,6 +175,7 @@ def test_not_root_is_said_clearly(tmp_path: Path) -> None:
     assert "root" in result.stderr
 
 
+@pytest.mark.long  # the sentence: unit/images/test_docker_unreachable.py
 def test_no_docker_engine_is_said_with_the_fix(own_snap: Snap) -> None:
     snap = Snap(own_snap.state_dir, {**own_snap.env, "DOCKER_HOST": "unix:///nowhere/docker.sock"})
     snap.stop_daemon()
@@ -186,6 +187,7 @@ def test_no_docker_engine_is_said_with_the_fix(own_snap: Snap) -> None:
     snap.stop_daemon()
 
 
+@pytest.mark.long  # its sentence: unit/test_config.py
 def test_a_bad_setting_is_named_when_the_daemon_starts(own_snap: Snap) -> None:
     """By the command that would start one, and good ones are shown."""
     own_snap.stop_daemon()

@@ -75,6 +75,7 @@ def test_what_bisect_refuses(snap: Snap, box: str) -> None:
     snap("bisect", box, code=UsageError.exit_code)
 
 
+@pytest.mark.long  # one that is steady: test_bisect_names_the_call_that_broke_it
 @pytest.mark.runc
 def test_a_flaky_command_is_said(snap: Snap, box: str) -> None:
     """It passes by the clock's last digit, except at the ends."""

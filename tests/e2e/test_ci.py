@@ -125,6 +125,7 @@ def test_the_job_of_the_page(runner: Runner) -> None:
     as_it_should(runner, "linux-2", restored=runner.folder / "work")
 
 
+@pytest.mark.long  # the same commands as in the job
 def test_the_script(runner: Runner) -> None:
     runner.bash(str(ROOT / "docs/examples/ci/job.sh"), KEY="linux-3")
     as_it_should(runner, "linux-3", restored=runner.folder / "work")
@@ -226,6 +227,7 @@ def test_github(runner: Runner, tmp_path: Path) -> None:
     as_it_should(runner, "linux-5", restored=tmp_path / "work")
 
 
+@pytest.mark.long  # what it is told: unit/cli/test_github.py
 def test_github_is_told_of_failures(imported: Runner) -> None:
     runner = imported
     report = '<testsuite><testcase classname="t" name="a" file="t.py" line="7"><failure message="1 &lt; 2"/></testcase></testsuite>'
@@ -318,6 +320,7 @@ def test_a_changed_byte_ends_the_job_and_nothing_is_restored(runner: Runner, tmp
     assert list(runner.folder.iterdir()) == []
 
 
+@pytest.mark.long  # damage before it: the test above
 def test_damage_behind_the_import_leaves_nothing_in_the_folder(runner: Runner) -> None:
     """The daemon's own store is damaged after the import: restore reads every byte."""
     snap = runner.snap
@@ -333,6 +336,7 @@ def test_damage_behind_the_import_leaves_nothing_in_the_folder(runner: Runner) -
     assert list(runner.folder.iterdir()) == []
 
 
+@pytest.mark.long  # what is sealed: unit/client/test_sealing.py
 def test_encrypted_on_its_way(imported: Runner, tmp_path: Path) -> None:
     snap, key = imported.snap, tmp_path / "ci.key"
     key.write_text("a key of at least sixteen bytes")
@@ -349,6 +353,7 @@ def test_encrypted_on_its_way(imported: Runner, tmp_path: Path) -> None:
         assert "here already" in snap("import", *source, "--decrypt", key).stderr
 
 
+@pytest.mark.long  # reports of tests: test_the_job_of_the_page, unit/test_junit.py
 def test_a_report_is_there_whatever_the_command_does(imported: Runner) -> None:
     snap, report = imported.snap, imported.folder / "report.xml"
 

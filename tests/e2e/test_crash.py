@@ -12,6 +12,7 @@ from tests.e2e.support import Snap
 from tests.leftovers import nothing_left
 
 
+@pytest.mark.long  # while an agent runs: the next test, and test_survive.py
 def test_killed_between_any_two_calls(own_snap: Snap, runtime: str) -> None:
     snap = own_snap
     trajectory, first = snap.create("--runtime", runtime)
@@ -58,7 +59,7 @@ CHANGED = "engine.fork.changed"
 """By a fork with variants only: tests/crash/test_mind_kill.py."""
 
 
-# in the short set tests/crash/test_storage_kill.py kills at the same ones, and test_survive.py while an agent runs
+# in the short set tests/crash/test_storage_kill.py kills at such ones, and test_survive.py while an agent runs
 @pytest.mark.long
 @pytest.mark.parametrize("name", [n for n in failpoints.NAMES if n.startswith(PASSED) and n != CHANGED])
 def test_killed_at_every_failpoint(own_snap: Snap, name: str) -> None:

@@ -238,6 +238,7 @@ def test_damaged_and_repaired(place: Place, seed: int) -> None:
         place.undo()
 
 
+@pytest.mark.long  # flips of any byte: unit/test_sqlite_flips.py
 @pytest.mark.parametrize("seed", range(long.size(1, 4)))
 def test_a_flip_in_the_catalog_is_found_and_named(place: Place, seed: int) -> None:
     """Or it says nothing: then all is shown as before."""
@@ -263,6 +264,7 @@ def test_a_flip_in_the_catalog_is_found_and_named(place: Place, seed: int) -> No
         place.undo()
 
 
+@pytest.mark.long  # damage to anything: the first test
 def test_a_damaged_output_is_shown_as_damaged(place: Place) -> None:
     """And not as that of a call that printed nothing, which it looks like where only the bytes are gone."""
     snap, snapshot = place.snap, place.snapshots[-1]

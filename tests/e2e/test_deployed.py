@@ -260,6 +260,7 @@ def test_a_daemon_that_dies_comes_back_by_itself(deployed: Deployment) -> None:
     assert snap.sh(trajectory, "cat note")["stdout"] == "kept\n"
 
 
+@pytest.mark.long  # a stop takes a last snapshot: test_run.py
 def test_a_clean_stop_keeps_what_came_after_the_last_tool_call(deployed: Deployment) -> None:
     snap = deployed.snap
     trajectory, _ = snap.create()
@@ -387,6 +388,7 @@ def test_a_privileged_container(deployed: Deployment, docker_daemon: Engine, tmp
 NO_MOUNTS = "the daemon cannot have mounts of its own (unshare: Operation not permitted)"
 
 
+@pytest.mark.long  # abilities that are missing: system/test_missing_abilities.py
 @pytest.mark.parametrize(
     ("options", "says"),
     [

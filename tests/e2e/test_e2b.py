@@ -72,6 +72,7 @@ def test_commands(box: Any, sdk: Any, own_snap: Snap) -> None:
     wait_until(lambda: box.commands.list() == [], "the command has ended")
 
 
+@pytest.mark.long  # without E2B: test_background.py
 def test_commands_in_the_background(box: Any, sdk: Any, own_snap: Snap) -> None:
     reader = box.commands.run("while read -r line; do echo got $line; done; echo end", background=True, stdin=True)
     assert [one.pid for one in box.commands.list()] == [reader.pid]
@@ -94,6 +95,7 @@ def test_commands_in_the_background(box: Any, sdk: Any, own_snap: Snap) -> None:
         box.commands.connect(beats.pid)
 
 
+@pytest.mark.long  # without E2B: test_terminal.py
 def test_a_terminal(box: Any, sdk: Any) -> None:
     shown = bytearray()
 
@@ -202,6 +204,7 @@ def test_a_path_leads_nowhere_but_into_the_sandbox(box: Any, sdk: Any) -> None:
         box.files.read("up/etc/passwd")  # /proc is no file of the sandbox
 
 
+@pytest.mark.long  # test_the_asynchronous_sdk watches, too
 def test_watching(box: Any, sdk: Any) -> None:
     box.files.make_dir("watched/deep")
     watcher = box.files.watch_dir("watched", recursive=True)
@@ -312,6 +315,7 @@ def test_a_sandbox_ends_when_its_time_is_over(sdk: Any, own_snap: Snap) -> None:
     assert sleeps.kill()
 
 
+@pytest.mark.long  # what there is not: test_what_is_not_done_is_an_error_of_the_sdk
 def test_a_sandbox_that_a_person_has_removed_is_not_there(sdk: Any, own_snap: Snap) -> None:
     """The SDK says of it what it says of one that was killed."""
     made = [sdk.Sandbox.create(timeout=300, metadata={"is": "gone"}) for _ in range(3)]
@@ -590,6 +594,7 @@ def test_a_client_that_goes_away(box: Any, server: Served) -> None:
     assert box.files.read("kept") == "new"
 
 
+@pytest.mark.long  # a daemon that dies while a file is put: test_cut_off_writes.py
 def test_a_server_that_was_killed_goes_on(own_snap: Snap, tmp_path: Path, sdk: Any) -> None:
     with served(own_snap, tmp_path, "--network", "none") as first, environment(first.env):
         box = sdk.Sandbox.create(timeout=600, metadata={"kept": "yes"}, envs={"A": "b"})
@@ -608,6 +613,7 @@ def test_a_server_that_was_killed_goes_on(own_snap: Snap, tmp_path: Path, sdk: A
     assert box.sandbox_id not in [one["id"] for one in own_snap.json("ls")]
 
 
+@pytest.mark.long  # its calls are those of the tests above
 def test_the_program_of_the_page_prints_what_it_shows(own_snap: Snap, server: Served) -> None:
     shown = re.search(r"\$ python3 fixing\.py\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert shown is not None
@@ -627,6 +633,7 @@ def test_the_sdk_for_javascript(server: Served) -> None:
     assert (done.stdout, done.returncode) == ("done\n", 0), done.stdout + done.stderr[-3000:]
 
 
+@pytest.mark.long  # of any sandbox: tests/leftovers.py, at the end of each module's daemon
 def test_nothing_is_left(own_snap: Snap, tmp_path: Path, sdk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "temporary"
     folder.mkdir()

@@ -61,6 +61,7 @@ def tenant(snap: Snap, box: Any) -> str:
     return str(dict(json.loads(env)).get(TENANT_VARIABLE, DEFAULT_TENANT))
 
 
+@pytest.mark.long  # without E2B: test_network.py; its words: unit/integrations/test_e2b_networks.py
 def test_hosts_are_allowed_and_changed_while_it_runs(sdk: Any, own_snap: Snap, hello: tuple[str, int]) -> None:
     host, port = hello
     allowed = {"allow_out": [f"{host}:{port}"], "deny_out": lambda ctx: [ctx.all_traffic]}
@@ -110,6 +111,7 @@ def test_what_is_made_with_a_key_belongs_to_its_tenant(sdk: Any, own_snap: Snap)
             assert tenant(own_snap, again) == "acme"
 
 
+@pytest.mark.long  # of the page, with the same server: unit/page/test_room.py
 def test_a_head_that_does_not_come_is_not_waited_for(server: Served, sdk: Any) -> None:
     host, port = server.address.removeprefix("http://").split(":")
     begun = time.monotonic()
@@ -129,6 +131,7 @@ def test_a_head_that_does_not_come_is_not_waited_for(server: Served, sdk: Any) -
     assert sdk.Sandbox.list().next_items() is not None
 
 
+@pytest.mark.long  # which networks: unit/integrations/test_e2b_networks.py
 def test_without_isolation_nothing_is_made_that_would_reach_everything(tmp_path: Path) -> None:
     import e2b
 

@@ -60,6 +60,7 @@ def test_a_command_runs_as_a_user_named_in_the_sandbox(snap: Snap, runtime: str)
     snap("rm", "--force", trajectory)
 
 
+@pytest.mark.long  # one with a service: unit/daemon/test_services.py
 def test_a_sandbox_in_which_nothing_happens_is_stopped_with_a_last_snapshot(snap: Snap) -> None:
     trajectory, first = snap.create("--runtime", "runc", "--idle-timeout", "1")
     forked = snap.json("fork", first)["trajectories"][0]
@@ -91,6 +92,7 @@ def test_arguments_that_the_kernel_does_not_take_are_named(snap: Snap, runtime: 
     client.remove(trajectory, force=True)
 
 
+@pytest.mark.long  # that changes are seen at all: test_fidelity.py
 def test_a_patch_of_the_same_size_within_the_same_second_is_what_python_runs(snap: Snap) -> None:
     """Python compares whole seconds and the size with what it has compiled before."""
     trajectory, _ = snap.create("--runtime", "runc")
@@ -141,6 +143,7 @@ def test_a_run_that_was_out_of_memory_says_so(snap: Snap) -> None:
     assert "128 MiB" in ended.stderr
 
 
+@pytest.mark.long  # by the client: the next test
 def test_a_command_that_takes_too_long_ends_with_all_that_it_started(snap: Snap, runtime: str) -> None:
     """Also with what left its process group, its session and its parent, and what takes no SIGTERM."""
     trajectory, _ = snap.create("--runtime", runtime)
@@ -208,6 +211,7 @@ def test_a_command_is_given_its_input(snap: Snap, runtime: str) -> None:
     sandbox.remove(force=True)
 
 
+@pytest.mark.long  # an input by the client: the test before
 @pytest.mark.runc
 def test_a_command_reads_a_file_of_this_machine(snap: Snap, tmp_path: Path) -> None:
     trajectory, first = snap.create()

@@ -126,6 +126,7 @@ def test_variants_are_scored_ranked_promoted_and_removed(snap: Snap, described: 
     assert not [one for one in snap.json("ls") if (one["name"] or "").startswith(f"{name}.")]
 
 
+@pytest.mark.long  # a branch with an error: test_tokens_and_their_cost_are_counted_and_limited
 @pytest.mark.runc
 def test_errors_of_branches_are_not_those_of_the_experiment(snap: Snap, described: Callable[..., Path]) -> None:
     file = described("parallel = 3\n[budget]\ncalls = 20", ways=("plus", "many", "times"))
@@ -174,6 +175,7 @@ def test_a_terminal_shows_the_table_while_it_runs(snap: Snap, described: Callabl
     snap("experiment", "rm", file.stem)
 
 
+@pytest.mark.long  # what is no number: unit/engine/test_scoring.py
 @pytest.mark.runc
 def test_a_score_that_never_ends_or_prints_no_number(snap: Snap, described: Callable[..., Path]) -> None:
     script = "grep -q 'n + n' /workspace/answer.py && sleep 600; echo none"
@@ -244,6 +246,7 @@ def test_ctrl_c_stops_it_and_one_that_is_detached_runs_on(snap: Snap, described:
 POINTS = ("engine.experiment.forked", "engine.experiment.scored")
 
 
+@pytest.mark.long  # one that dies while branches run: two tests below
 @pytest.mark.runc
 @pytest.mark.parametrize("point", POINTS)
 def test_a_daemon_that_dies_in_the_middle_makes_no_branch_twice(own_snap: Snap, tmp_path: Path, point: str) -> None:
@@ -344,6 +347,7 @@ def test_an_experiment_goes_on_after_its_command_and_its_daemon_died(own_snap: S
     assert snap.json("ls") == []
 
 
+@pytest.mark.long  # with the daemon alone: the test before
 @pytest.mark.runc
 def test_branches_that_died_with_the_machine_are_resumed(own_snap: Snap, tmp_path: Path) -> None:
     snap, file = own_snap, lasting(tmp_path, "times")
@@ -420,6 +424,7 @@ def test_what_is_wrong_in_a_file_is_said_with_its_line(
     assert "cannot be read" in snap("experiment", "run", tmp_path / "absent.toml", code=UsageError.exit_code).stderr
 
 
+@pytest.mark.long  # bad descriptions: unit/daemon/test_branching_api.py
 @pytest.mark.runc
 def test_another_description_of_the_same_name_is_refused(
     snap: Snap, described: Callable[..., Path], tmp_path: Path

@@ -186,7 +186,12 @@ def test_a_write_that_is_cut_off_leaves_the_old_file(snap: Snap, client: Snapsho
 
 @pytest.mark.runc
 @pytest.mark.parametrize(
-    "name", ["files", "background", "best_of_8", "tree_search", pytest.param("fifty", marks=pytest.mark.long), "follow"]
+    "name",
+    [
+        "files",
+        "best_of_8",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("background", "tree_search", "fifty", "follow")),
+    ],
 )
 def test_the_page_shows_what_its_example_prints(snap: Snap, tmp_path: Path, name: str) -> None:
     page = (DOCS / "client.md").read_text()
@@ -200,6 +205,7 @@ def test_the_page_shows_what_its_example_prints(snap: Snap, tmp_path: Path, name
         assert (tmp_path / "copy/app.sh").read_text() == "echo one > out.txt\n"
 
 
+@pytest.mark.long  # programs of the page: the test before
 @pytest.mark.runc
 def test_the_program_beside_those_of_other_services_runs(snap: Snap, tmp_path: Path) -> None:
     env = {**snap.env, "PYTHONPATH": str(DOCS.parent)}
@@ -244,6 +250,7 @@ def test_steps_go_on_beside_a_slow_write(snap: Snap, client: Snapshotd) -> None:
     box.remove(force=True)
 
 
+@pytest.mark.long  # small ones: the first test
 def test_large_files_pass_in_constant_memory(client: Snapshotd, runtime: str) -> None:
     """Of the daemon and of this process, both ways: no more of it than of a small one."""
     box = Sandbox.create(runtime=runtime, client=client)

@@ -46,6 +46,7 @@ def head(agent: Agent) -> str:
 # -- rules that change -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long  # random rules: model/test_folder_machine.py
 def test_an_ignored_file_that_was_there_stays_when_the_rules_change(agent: Agent) -> None:
     (agent.folder / "x.log").write_text("a person's\n")
     target = head(agent)
@@ -55,6 +56,7 @@ def test_an_ignored_file_that_was_there_stays_when_the_rules_change(agent: Agent
     assert agent.files() == {".gitignore": "*.log\n", "notes": "mine\n", "x.log": "a person's\n"}
 
 
+@pytest.mark.long  # random rules: model/test_folder_machine.py
 def test_a_file_that_becomes_ignored_and_goes_comes_back(agent: Agent) -> None:
     target = head(agent)
     agent.do("echo notes >> .gitignore")
@@ -63,6 +65,7 @@ def test_a_file_that_becomes_ignored_and_goes_comes_back(agent: Agent) -> None:
     assert agent.files() == {".gitignore": "*.log\n", "notes": "mine\n"}
 
 
+@pytest.mark.long  # daemons that come and go: test_hooks.py
 def test_a_tracked_file_stays_tracked_over_a_restart(agent: Agent) -> None:
     agent.do("echo notes >> .gitignore")
     target = head(agent)
@@ -91,6 +94,7 @@ def test_an_agent_that_is_killed_in_a_call_has_made_what_it_made(agent: Agent) -
     other.close()
 
 
+@pytest.mark.long  # one that is cut off: the test before
 def test_a_call_that_never_ends_does_not_take_what_a_person_writes(agent: Agent) -> None:
     """A call of Codex that yields tells no end."""
     target = head(agent)
@@ -104,6 +108,7 @@ def test_a_call_that_never_ends_does_not_take_what_a_person_writes(agent: Agent)
     assert agent.files() == {".gitignore": "*.log\n", "notes": "a person's\n", "by-hand": "a person's\n"}
 
 
+@pytest.mark.long  # one that is cut off: two tests above
 def test_a_call_that_began_before_the_daemon_takes_nothing_of_the_time_between(agent: Agent) -> None:
     target = head(agent)
     agent.before("over")
@@ -135,6 +140,7 @@ def test_a_file_that_the_agent_moves_into_sight_is_no_file_of_its_own(agent: Age
     assert {*kept} <= {line.split(" ")[0] for line in facts["left"]}, facts
 
 
+@pytest.mark.long  # one that is moved into sight: the test before
 def test_a_file_that_becomes_small_enough_was_there_before(agent: Agent) -> None:
     with (agent.folder / "large").open("w") as file:
         file.write("a person's\n")
@@ -147,6 +153,7 @@ def test_a_file_that_becomes_small_enough_was_there_before(agent: Agent) -> None
     assert {line.split(" ")[0] for line in facts["left"]} == {"large", "notes"}, facts
 
 
+@pytest.mark.long  # one that the agent edits, too: test_a_person_who_changed_a_file_in_between_keeps_it_and_is_told
 def test_a_file_that_a_person_edits_and_the_agent_renames_stays(agent: Agent) -> None:
     target = head(agent)
     agent.before("long")
@@ -157,6 +164,7 @@ def test_a_file_that_a_person_edits_and_the_agent_renames_stays(agent: Agent) ->
     assert agent.files()["renamed"] == "a person's newer ones\n"
 
 
+@pytest.mark.long  # root's: the other tests
 def test_files_of_others_in_roots_folder_stay_theirs(agent: Agent) -> None:
     (agent.folder / "d").mkdir()
     (agent.folder / "d" / "link").symlink_to("nowhere")
@@ -210,6 +218,7 @@ def test_a_rewind_of_one_session_leaves_the_work_of_the_other(agents: list[Agent
     assert one.files() == {".gitignore": "*.log\n", "notes": "mine\n"}
 
 
+@pytest.mark.long  # by the command line: the test before
 def test_a_slash_command_takes_back_the_work_of_its_own_session(agents: list[Agent]) -> None:
     one, two = agents
     target = head(one)
@@ -219,6 +228,7 @@ def test_a_slash_command_takes_back_the_work_of_its_own_session(agents: list[Age
     assert one.files() == {".gitignore": "*.log\n", "notes": "mine\n", "two": "2\n"}
 
 
+@pytest.mark.long  # one after the other: two tests above
 def test_sessions_whose_calls_overlap_are_told_apart(agents: list[Agent]) -> None:
     one, two = agents
     target = head(one)
@@ -232,6 +242,7 @@ def test_sessions_whose_calls_overlap_are_told_apart(agents: list[Agent]) -> Non
     assert one.files() == {".gitignore": "*.log\n", "notes": "mine\n", "two": "2"}
 
 
+@pytest.mark.long  # of two processes: three tests above
 def test_sessions_of_one_process_are_not_taken_for_one_another(agent: Agent) -> None:
     target = head(agent)
     for agent.session in ("A", "B"):
@@ -250,6 +261,7 @@ def test_sessions_of_one_process_are_not_taken_for_one_another(agent: Agent) -> 
 # -- names and numbers -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long  # names of any bytes: test_hook_folders.py, model
 def test_a_name_that_is_no_text_and_one_that_looks_like_it_are_two(agent: Agent) -> None:
     (agent.folder / "\\xff").write_text("as it was\n")
     agent.hook("UserPromptSubmit", prompt="x")
@@ -297,7 +309,7 @@ def linked(agent: Agent) -> Agent:
     return agent
 
 
-@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("restarted", long.some([False, True], 1))
 def test_all_names_of_a_file_that_the_agent_changed_go_back(linked: Agent, restarted: bool) -> None:
     agent, target = linked, head(linked)
     before = agent.files()
@@ -316,6 +328,7 @@ def test_all_names_of_a_file_that_the_agent_changed_go_back(linked: Agent, resta
     assert (agent.folder / "a").stat().st_nlink == 3
 
 
+@pytest.mark.long  # in the folder: the test before
 def test_names_of_a_file_are_names_of_one_in_the_snapshot(linked: Agent, tmp_path: Path) -> None:
     linked.do("mkdir many; for n in $(seq 300); do ln a many/$n; done; echo more >> many/7")
     linked.snap("restore", head(linked), "--to", tmp_path / "restored")
@@ -325,7 +338,7 @@ def test_names_of_a_file_are_names_of_one_in_the_snapshot(linked: Agent, tmp_pat
     assert (restored / "a").stat().st_nlink == 302
 
 
-@pytest.mark.parametrize("through", ["notes", "d/same", "same.log"])
+@pytest.mark.parametrize("through", long.some(["notes", "d/same", "same.log"], 1))
 def test_a_person_who_changes_a_file_by_any_name_during_a_call_keeps_it(linked: Agent, through: str) -> None:
     agent, target = linked, head(linked)
     agent.before("long")
@@ -367,6 +380,7 @@ def test_a_database_is_taken_back_with_its_log_or_not_at_all(agent: Agent) -> No
     hold.close()
 
 
+@pytest.mark.long  # one whose log is not: the test before
 def test_a_database_whose_log_is_ignored_is_said(agent: Agent) -> None:
     agent.do("printf '*-wal\\n' >> .gitignore")
     make = "import sqlite3, os; c = sqlite3.connect('app.db'); c.execute('PRAGMA journal_mode=WAL'); "
@@ -377,7 +391,7 @@ def test_a_database_whose_log_is_ignored_is_said(agent: Agent) -> None:
 # -- edits while the rewind runs -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["in place", "replaced", "appended"])
+@pytest.mark.parametrize("way", long.some(["in place", "replaced", "appended"], 1))
 def test_no_edit_is_lost_that_is_made_while_the_rewind_runs(agent: Agent, way: str) -> None:
     """The writer goes through all files, again and again; each must have the last that it wrote."""
     count = long.size(300, 1500)
@@ -470,6 +484,7 @@ def test_what_a_person_writes_after_a_rewind_was_cut_off_stays(agent: Agent, poi
     assert agent.files()["two"] == agent.files()["made"] == "a person's\n"
 
 
+@pytest.mark.long  # what older versions wrote: tests/golden
 def test_snapshots_that_did_not_note_their_changes_are_read(agent: Agent) -> None:
     """As an older version wrote them: the calls' paths are in the journal, those of others in the trees alone."""
     agent.do("echo 1 > one")

@@ -43,6 +43,7 @@ def test_the_parent_runs_on_while_it_is_forked(snap: Snap, runtime: str) -> None
     snap("rm", "--force", parent)
 
 
+@pytest.mark.long  # two of them: the first test
 def test_eight_forks_work(snap: Snap, runtime: str) -> None:
     parent, _ = snap.create("--runtime", runtime)
     base = snap.sh(parent, "seq 100 > numbers")["snapshot"]

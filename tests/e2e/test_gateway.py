@@ -166,6 +166,7 @@ def test_killed_in_a_tool_it_goes_on(plain: Agents, tmp_path: Path) -> None:
     assert json.loads(plain.snap("show", "--output", "output", waited["id"]).stdout) == "1\n"
 
 
+@pytest.mark.long  # test_survive.py and test_manners.py kill it under such an agent
 @pytest.mark.runc
 def test_the_daemon_is_killed(own_snap: Snap, tmp_path: Path) -> None:
     """Also what the model said last, which no snapshot holds yet, is in the conversation afterwards."""
@@ -196,6 +197,7 @@ def test_the_daemon_is_killed(own_snap: Snap, tmp_path: Path) -> None:
     assert agents.files(trajectory) == {"waited": "x\nx\n", "count": "x\n"}
 
 
+@pytest.mark.long  # what did not fail: test_a_fork_goes_on_with_the_recorded_history
 def test_what_failed_for_good_fails_again(plain: Agents, tmp_path: Path) -> None:
     """The agent went on with something else after an error: so it does in a fork, without asking anybody."""
     with provider(tmp_path, {**LOOK, "failures": [{"status": 400, "message": "too long"}]}, COUNT, END) as at:
@@ -232,6 +234,7 @@ while True:
 """
 
 
+@pytest.mark.long  # without the gateway: test_approvals.py
 def test_what_the_policy_denied_is_denied_again_in_a_replay(own_snap: Snap, runc_ready: None, tmp_path: Path) -> None:
     """The agent did not get the reply that asked for it, so a replay must not send it: the tool is the agent's own."""
     program = tmp_path / "agent.py"
@@ -269,6 +272,7 @@ def test_a_fork_goes_on_with_the_recorded_history(agents: Agents, program: Path,
     assert agents.files(fork) == agents.files(trajectory), "also what a tool writes differently each time"
 
 
+@pytest.mark.long  # one that asks the same: the test before
 def test_a_fork_that_asks_something_else_is_a_branch(plain: Agents, scripted: Provider) -> None:
     trajectory = plain.run(scripted, PLAIN, "repair it")
     middle = plain.steps(trajectory)[2]["id"]
@@ -305,6 +309,7 @@ def test_a_provider_in_trouble(agents: Agents, program: Path, tmp_path: Path) ->
     assert agents.files(fork) == agents.files(trajectory)
 
 
+@pytest.mark.long  # a provider in other trouble: the test before
 def test_half_a_stream(agents: Agents, program: Path, tmp_path: Path) -> None:
     """The client does not repeat what broke in the middle: the agent dies, and a resume asks again."""
     with provider(tmp_path, LOOK, {**WRITE, "failures": [{"cut_after": 3}]}, END) as at:
@@ -317,6 +322,7 @@ def test_half_a_stream(agents: Agents, program: Path, tmp_path: Path) -> None:
     assert agents.files(trajectory)["two"] == "two\n"
 
 
+@pytest.mark.long  # sub-agents side by side: test_lanes.py
 def test_calls_side_by_side(plain: Agents, tmp_path: Path) -> None:
     both = {"calls": [LOOK["calls"][0], {"name": "bash", "arguments": {"command": "echo two > two"}}]}
     with provider(tmp_path, both, COUNT, END) as at:
@@ -362,6 +368,7 @@ def test_what_happened_outside_does_not_happen_again(plain: Agents, tmp_path: Pa
     assert plain.files(fork) == plain.files(trajectory) == {"visits": "welcome\n" * 2, "count": "x\n"}
 
 
+@pytest.mark.long  # what tools did is not done again: the test before
 def test_a_tool_that_leaves_a_process(plain: Agents, tmp_path: Path) -> None:
     """It lives on through a fork's replay, and what it writes then is not recorded as new."""
     with provider(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import long
 from tests.capabilities import require
 from tests.e2e.hooked import Agent
 from tests.e2e.support import Snap
@@ -44,6 +45,7 @@ def agent(empty_snap: Snap, disk: Disk) -> Iterator[Agent]:
     found.close()
 
 
+@pytest.mark.long  # a rewind does: test_a_disk_that_was_unmounted_stays_as_it_is
 def test_every_verb_reaches_a_disk_that_was_mounted_later(empty_snap: Snap, agent: Agent) -> None:
     _, begun, _ = agent.steps()
     file = agent.folder / "file"
@@ -59,6 +61,7 @@ def test_every_verb_reaches_a_disk_that_was_mounted_later(empty_snap: Snap, agen
     assert file.read_text() == "new\n"
 
 
+@pytest.mark.long  # names: test_hook_folders.py
 def test_a_folder_whose_name_looks_like_that_of_a_removed_one(empty_snap: Snap, disk: Disk) -> None:
     folder = disk.mount_point / "gone (deleted)"
     folder.mkdir()
@@ -100,8 +103,9 @@ def test_a_disk_that_was_unmounted_stays_as_it_is(empty_snap: Snap, disk: Disk, 
     assert agent.files() == {"file": "old\n"}
 
 
+@pytest.mark.long  # once the daemon has ended, too: the test before
 @pytest.mark.parametrize("disk", DISKS, indirect=True)
-@pytest.mark.parametrize("ends", ["between calls", "in a call", "without its folder"])
+@pytest.mark.parametrize("ends", long.some(["in a call", "between calls", "without its folder"], 1))
 def test_a_disk_can_be_unmounted_once_the_agent_has_ended(disk: Disk, agent: Agent, ends: str) -> None:
     if ends == "in a call":
         agent.before("never-ends")
@@ -115,6 +119,7 @@ def test_a_disk_can_be_unmounted_once_the_agent_has_ended(disk: Disk, agent: Age
         assert agent.names() == ["start", "edits", "Bash", "Bash"]
 
 
+@pytest.mark.long  # another disk at the path: test_hook_folders.py
 @pytest.mark.parametrize("disk", DISKS, indirect=True)
 def test_changes_on_a_disk_that_comes_back_are_found(empty_snap: Snap, disk: Disk, agent: Agent) -> None:
     agent.hook("Stop")  # nothing has changed since the last look

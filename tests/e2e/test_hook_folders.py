@@ -14,6 +14,7 @@ import pytest
 from snapshotd.api.wire import hook_socket_of
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.kernel.mounts import born_at
+from tests import long
 from tests.capabilities import require
 from tests.e2e.support import Snap
 from tests.loop_disk import make_image
@@ -99,7 +100,7 @@ def test_a_link_on_the_way_to_a_folder_is_not_followed(empty_snap: Snap, agent: 
     assert (tmp_path / "b" / "project" / "file").read_text() == "new\n"
 
 
-@pytest.mark.parametrize("name", [b"\xff\xfe", b"gone (deleted)", "Ärger".encode()])
+@pytest.mark.parametrize("name", long.some([b"\xff\xfe", b"gone (deleted)", "Ärger".encode()], 1))
 def test_a_folder_of_any_name(empty_snap: Snap, agent: Stranger, tmp_path: Path, name: bytes) -> None:
     folder = tmp_path / os.fsdecode(name)
     begin(agent, folder)
@@ -121,6 +122,7 @@ def test_a_folder_that_is_gone_begins_nothing(empty_snap: Snap, agent: Stranger,
     assert (code, "does not exist any more" in text) == (4, True)
 
 
+@pytest.mark.long  # what older versions wrote: tests/golden
 def test_a_folder_that_an_older_version_knew_by_its_path(empty_snap: Snap, agent: Stranger, tmp_path: Path) -> None:
     folder = tmp_path / "project"
     begin(agent, folder)
@@ -168,7 +170,7 @@ def mounted(image: Path, at: Path) -> Iterator[int]:
         subprocess.run(["umount", "--lazy", str(at)], check=True)
 
 
-@pytest.mark.parametrize("is_older", [False, True])
+@pytest.mark.parametrize("is_older", long.some([False, True], 1))
 @pytest.mark.parametrize(
     "kind", ["ext4", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("xfs", "btrfs"))]
 )  # only ext4 gives both roots the same time

@@ -93,6 +93,7 @@ def test_a_rewind_brings_back_what_the_agent_touched_and_nothing_else(claude: Cl
     assert claude.files() == before | outside
 
 
+@pytest.mark.long  # bad input: test_bad_input_is_told_and_changes_nothing
 def test_a_rewind_with_an_option_that_is_none_changes_nothing(claude: Claude) -> None:
     claude.hook("SessionStart")
     claude.call("echo 1 > one")
@@ -168,6 +169,7 @@ def test_calls_without_results_are_no_part_of_a_cut_history(claude: Claude) -> N
     assert sorted(claude.files()) == [".gitignore", "a", "notes", "src/main.py"]
 
 
+@pytest.mark.long  # their files: test_folder_rewind.py
 def test_two_sessions_in_one_folder_keep_their_conversations_apart(claude: Claude) -> None:
     other = Claude(claude.snap, claude.folder, "s-2")
     claude.says("one")
@@ -185,6 +187,7 @@ def test_two_sessions_in_one_folder_keep_their_conversations_apart(claude: Claud
     assert "toolu_s-1_1" not in said(last)
 
 
+@pytest.mark.long  # one after the other: the second test
 def test_calls_side_by_side_lose_nothing_to_outside(claude: Claude) -> None:
     """A call that begins while another runs: its changes so far are an agent's, so a rewind takes them back."""
     claude.hook("SessionStart")
@@ -232,6 +235,7 @@ def test_nothing_is_lost_when_the_daemon_goes_and_comes(claude: Claude) -> None:
     assert claude.files()["one"] == "1\n"
 
 
+@pytest.mark.long  # with a person who writes meanwhile: test_folder_rewind.py
 @pytest.mark.parametrize(
     "name",
     [
@@ -261,6 +265,7 @@ def test_a_rewind_that_was_cut_off_is_done_again(claude: Claude, name: str) -> N
     assert claude.files() == after
 
 
+@pytest.mark.long  # daemons that come and go: two tests above
 def test_a_trajectory_that_was_cut_off_at_its_beginning(claude: Claude) -> None:
     claude.snap.stop_daemon()
     dies = Snap(claude.snap.state_dir, {**claude.snap.env, "SNAPSHOTD_FAILPOINT": "engine.folders.begun"})
@@ -428,6 +433,7 @@ def test_snapshots_of_a_folder_keep_a_day_and_what_is_named(claude: Claude) -> N
     assert claude.steps()[-1]["tags"] == ["so-far"]
 
 
+@pytest.mark.long  # what is kept: the test before, and unit/engine/test_retention.py
 def test_old_snapshots_of_a_folder_go_by_themselves(tmp_path: Path) -> None:
     """A daemon that keeps the newest two, for a moment. Named ones, the first and the calls stay."""
     settings = {"KEEP_LAST": "2", "KEEP_S": "0.001", "PRUNE_S": "0.2"}
@@ -454,6 +460,7 @@ def test_old_snapshots_of_a_folder_go_by_themselves(tmp_path: Path) -> None:
     nothing_left(snap.state_dir, running=False)
 
 
+@pytest.mark.long  # the long set alone has it
 def test_no_sandbox_runs_in_a_folder(claude: Claude) -> None:
     claude.hook("SessionStart")
     assert "fork a snapshot" in claude.snap("exec", claude.trajectory, "--", "ls", code=None).stderr

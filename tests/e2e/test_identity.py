@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from snapshotd.client import Snapshotd
+from tests import long
 from tests.e2e.model_rig import provider
 from tests.e2e.support import AGENT, Snap, wait_until
 
@@ -111,6 +112,7 @@ def test_the_page_says_what_two_forks_share(snap: Snap, runtime: str, with_id: s
             snap("rm", "--force", each)
 
 
+@pytest.mark.long  # images with one: the test before
 def test_an_image_without_such_a_file_gets_none(snap: Snap, runtime: str) -> None:
     source, base = snap.create("--runtime", runtime)
     assert snap.sh(source, "test ! -e /etc/machine-id && echo none")["stdout"] == "none\n"
@@ -131,7 +133,7 @@ def small_image(snap: Snap, small_root: Path) -> Iterator[str]:
 
 
 @pytest.mark.runc
-@pytest.mark.parametrize("made", ["ln -s /workspace/target /etc/machine-id", "mknod /etc/machine-id p"])
+@pytest.mark.parametrize("made", long.some(["ln -s /workspace/target /etc/machine-id", "mknod /etc/machine-id p"], 1))
 def test_a_hostile_image_is_left_as_it_is(snap: Snap, small_image: str, tmp_path: Path, made: str) -> None:
     maker, _ = snap.create("--runtime", "runc", "--image", small_image)
     root = snap.sh(maker, f"rm -f /etc/machine-id; {made}")["snapshot"]
@@ -152,6 +154,7 @@ def test_a_hostile_image_is_left_as_it_is(snap: Snap, small_image: str, tmp_path
     snap("image", "rm", name)
 
 
+@pytest.mark.long  # a hostile image: the test before
 @pytest.mark.runc
 def test_a_sandbox_that_moves_its_etc_away_goes_on(snap: Snap, with_id: str) -> None:
     """The mount goes with the directory; the next root has it where the file is, or nowhere."""
@@ -169,6 +172,7 @@ def test_a_sandbox_that_moves_its_etc_away_goes_on(snap: Snap, with_id: str) -> 
         snap("rm", "--force", each)
 
 
+@pytest.mark.long  # in another container: the first test
 @pytest.mark.runc
 def test_a_sandbox_that_outlives_its_daemon_keeps_its_identity(snap: Snap, with_id: str, tmp_path: Path) -> None:
     client = Snapshotd(state_dir=snap.state_dir)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests import long
 from tests.e2e.model_rig import PROGRAMS, WAITS, Agents, bash, let_go, provider, waits
 from tests.e2e.page_rig import Person
 from tests.e2e.support import Snap, wait_until
@@ -82,6 +83,7 @@ def test_killed_in_one_of_them(agents: Agents, tmp_path: Path) -> None:
     assert len(done) == 8
 
 
+@pytest.mark.long  # the command line does in test_two_at_once
 def test_the_page_shows_whose_calls_they_are(own_snap: Snap, person: Person, runc_ready: None, tmp_path: Path) -> None:
     agents = Agents(own_snap, "runc")
     with provider(tmp_path, *MAIN, conversations=CONVERSATIONS) as at:
@@ -123,6 +125,7 @@ def test_the_daemon_is_killed_in_between(own_snap: Snap, runc_ready: None, tmp_p
     assert _roles(agents, trajectory) == ["system", "user", *["assistant", "user"] * 3, "assistant"]
 
 
+@pytest.mark.long  # one that is resumed: test_killed_in_one_of_them
 def test_a_program_that_goes_on_with_a_session(agents: Agents, tmp_path: Path) -> None:
     """It was not resumed, and sends what its parent's program was told: that is known."""
     more = [bash("echo more > more", "More."), {"text": "More is done."}]
@@ -139,6 +142,7 @@ def test_a_program_that_goes_on_with_a_session(agents: Agents, tmp_path: Path) -
     assert agents.files(fork) == {"begun": "begun\n", "more": "more\n"}
 
 
+@pytest.mark.long  # in their order: the first test
 def test_results_of_one_turn_come_in_any_order(agents: Agents, tmp_path: Path) -> None:
     """Also from a snapshot between them, where only one is recorded: the other one runs."""
     both = {
@@ -200,7 +204,7 @@ while True:
 
 
 @pytest.mark.parametrize(
-    ("api", "kind"), [("messages", "anthropic"), ("chat completions", "openai"), ("responses", "openai")]
+    ("api", "kind"), long.some([("messages", "anthropic"), ("chat completions", "openai"), ("responses", "openai")], 1)
 )
 def test_an_edit_that_the_model_would_not_see_is_refused(agents: Agents, tmp_path: Path, api: str, kind: str) -> None:
     changed = tmp_path / "changed.json"

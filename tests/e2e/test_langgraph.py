@@ -116,6 +116,7 @@ def test_the_history_names_snapshots_and_going_back_brings_their_files(
             saver.exec("true", config=config)  # type: ignore[arg-type]
 
 
+@pytest.mark.long  # without files: unit/integrations/langgraph/test_graphs.py
 def test_forks_from_one_step_run_side_by_side_and_are_compared(
     saver: SnapshotdSaver, sandbox: Sandbox, client: Snapshotd
 ) -> None:
@@ -153,6 +154,7 @@ def test_forks_from_one_step_run_side_by_side_and_are_compared(
         assert {change.path for change in pair.changes} == {f"/workspace/step-{step}" for step in (3, 4, 5, 6)}
 
 
+@pytest.mark.long  # forks of a thread: the test before
 def test_a_copy_of_a_thread_is_a_fork_and_other_threads_begin_with_the_first_files(
     saver: SnapshotdSaver, sandbox: Sandbox, client: Snapshotd, tmp_path: Path
 ) -> None:
@@ -173,6 +175,7 @@ def test_a_copy_of_a_thread_is_a_fork_and_other_threads_begin_with_the_first_fil
         assert again.sandbox(copy).id == box.id
 
 
+@pytest.mark.long  # unit/integrations/langgraph/test_saver.py
 def test_the_state_of_a_pruned_snapshot_is_there_and_its_files_are_said_to_be_gone(
     saver: SnapshotdSaver, sandbox: Sandbox, client: Snapshotd
 ) -> None:
@@ -206,6 +209,7 @@ def test_no_call_is_made_twice_after_kill_9(
     assert [snapshot.info.tool.name for snapshot in sandbox.snapshots()][1:] == ["exec"] * STEPS
 
 
+@pytest.mark.long  # another process goes on: the test before
 def test_a_thread_goes_on_after_a_week_a_new_daemon_and_a_new_format_of_the_file(
     tmp_path: Path, small_snap: Snap, sandbox: Sandbox, client: Snapshotd, forks: Forks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +236,7 @@ def test_a_thread_goes_on_after_a_week_a_new_daemon_and_a_new_format_of_the_file
         SnapshotdSaver(path, sandbox=sandbox, client=client)
 
 
+@pytest.mark.long  # one call: test_a_call_that_died_with_the_daemon_is_made_again_or_asked_about
 @pytest.mark.parametrize(
     "points",
     [
@@ -282,7 +287,7 @@ class Log(TypedDict):
     seen: Annotated[list[str], add]
 
 
-@pytest.mark.parametrize("irreversible", [False, True])
+@pytest.mark.parametrize("irreversible", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_call_that_died_with_the_daemon_is_made_again_or_asked_about(
     saver: SnapshotdSaver, sandbox: Sandbox, small_snap: Snap, irreversible: bool
 ) -> None:
@@ -350,6 +355,7 @@ def test_a_daemon_that_is_gone_when_a_checkpoint_is_put(
     assert [snapshot.info.tool.name for snapshot in sandbox.snapshots()][1:] == ["exec"] * 3
 
 
+@pytest.mark.long  # unit/integrations/langgraph/test_saver.py
 def test_two_processes_on_one_thread_find_the_files_of_their_own_checkpoints(
     tmp_path: Path, small_snap: Snap, sandbox: Sandbox, client: Snapshotd, saver: SnapshotdSaver, forks: Forks
 ) -> None:
@@ -522,6 +528,7 @@ def test_a_question_is_asked_although_the_graphs_program_died_before_it(
     assert sandbox.files.read_text("log") == "asked\n"
 
 
+@pytest.mark.long  # with the graph's process gone: five tests above
 def test_a_question_is_asked_once_although_the_daemon_dies_over_it(
     saver: SnapshotdSaver, sandbox: Sandbox, client: Snapshotd, small_snap: Snap
 ) -> None:
@@ -581,6 +588,7 @@ def test_the_program_of_the_page_waits_for_a_person(tmp_path: Path, small_snap: 
         small_snap("rm", "--force", box.id)
 
 
+@pytest.mark.long  # without a sandbox: unit/integrations/langgraph/test_conformance.py
 def test_the_bound_saver_has_full_marks_too(
     tmp_path: Path, sandbox: Sandbox, client: Snapshotd, record_property: Callable[[str, object], None]
 ) -> None:

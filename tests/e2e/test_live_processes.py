@@ -7,8 +7,6 @@ import pytest
 from tests import way
 from tests.e2e.support import Snap, wait_until
 
-pytestmark = pytest.mark.each_runtime
-
 SERVER = r"""
 import http.server, threading, sys
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -59,6 +57,7 @@ def _last(snap: Snap, trajectory: str) -> str:
     return method
 
 
+@pytest.mark.each_runtime
 def test_a_shared_mapping_is_captured_although_its_ctime_stands_still(snap: Snap, runtime: str) -> None:
     writer = (
         "import mmap, time, os; f = open('m', 'w+b'); f.truncate(4096); m = mmap.mmap(f.fileno(), 4096); m[0:1] = b'a'; m.flush()\n"
@@ -74,6 +73,7 @@ def test_a_shared_mapping_is_captured_although_its_ctime_stands_still(snap: Snap
     snap("rm", "--force", trajectory)
 
 
+@pytest.mark.each_runtime
 def test_output_of_a_background_process_does_not_hold_a_call_up(snap: Snap, runtime: str) -> None:
     trajectory, _ = snap.create("--runtime", runtime)
     done = snap.sh(trajectory, "(while :; do echo noise; sleep 0.05; done) & echo started")

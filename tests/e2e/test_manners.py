@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests import long
 from tests.e2e.model_rig import PROGRAMS, WAITS, Agents, bash, let_go, provider, waits
 from tests.e2e.support import Snap
 
@@ -15,7 +16,6 @@ COMMANDS = ("echo 1 > one", "cat one one > two", "rm one; echo 3 > three")
 FILES = {"two": "1\n1\n", "three": "3\n"}
 MANNERS = ("reports", "acts", "arranges", "follows", "keeps")
 IN_WORDS = ("acts", "arranges")
-pytestmark = pytest.mark.parametrize("manner", MANNERS)
 
 
 def script(manner: str, *commands: str) -> dict[str, Any]:
@@ -32,6 +32,7 @@ def taken(agents: Agents, trajectory: str) -> list[dict[str, Any]]:
     return [step for step in agents.steps(trajectory) if step["tool"]["name"] in ("bash", "turn")]
 
 
+@pytest.mark.parametrize("manner", long.some(MANNERS, 3))
 def test_a_snapshot_for_each_step_from_which_it_goes_on(agents: Agents, tmp_path: Path, manner: str) -> None:
     whole = script(manner, *COMMANDS)
     with provider(tmp_path, *whole.pop("steps"), **whole) as at:
@@ -60,6 +61,7 @@ def test_a_snapshot_for_each_step_from_which_it_goes_on(agents: Agents, tmp_path
             assert len(agents.said(fork)) == len(said)
 
 
+@pytest.mark.parametrize("manner", long.some(MANNERS, 1))
 def test_killed_and_resumed(agents: Agents, tmp_path: Path, manner: str) -> None:
     whole = script(manner, COMMANDS[0], COMMANDS[1], WAITS, COMMANDS[2])
     with provider(tmp_path, *whole.pop("steps"), **whole) as at:
@@ -72,6 +74,7 @@ def test_killed_and_resumed(agents: Agents, tmp_path: Path, manner: str) -> None
         assert agents.files(trajectory) == {**FILES, "waited": "x\n"}
 
 
+@pytest.mark.parametrize("manner", long.some(MANNERS, 1))
 def test_the_daemon_is_killed_in_between(own_snap: Snap, runc_ready: None, tmp_path: Path, manner: str) -> None:
     """The next daemon goes on with the lane, and the agent notices nothing."""
     agents = Agents(own_snap, "runc")

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests import long
 from tests.e2e.console import environment
 from tests.e2e.support import Snap, processes_with, wait_until
 from tests.mcp_rig import MODES, Spoken, speaking, until
@@ -64,6 +65,7 @@ def test_an_agent_rewinds_its_sandbox_over_stdio(own_snap: Snap, mode: str) -> N
     play(own_snap, scene, mode=mode)
 
 
+@pytest.mark.long  # over HTTP: test_over_http_with_a_person
 def test_a_cancelled_call_ends_everything_that_it_started(own_snap: Snap) -> None:
     async def scene(call: Spoken) -> None:
         box = (await call("create"))["id"]
@@ -83,6 +85,7 @@ def test_a_cancelled_call_ends_everything_that_it_started(own_snap: Snap) -> Non
     play(own_snap, scene)
 
 
+@pytest.mark.long  # one that cancels: test_over_http_with_a_person
 def test_a_client_that_goes_away_ends_its_command(own_snap: Snap) -> None:
     boxes: list[str] = []
 
@@ -99,6 +102,7 @@ def test_a_client_that_goes_away_ends_its_command(own_snap: Snap) -> None:
     own_snap("rm", "--force", boxes[0])
 
 
+@pytest.mark.long  # a request that is sent again: test_asked_again.py
 def test_a_daemon_that_dies_within_a_call(own_snap: Snap) -> None:
     async def scene(call: Spoken) -> None:
         box = (await call("create"))["id"]
@@ -115,6 +119,7 @@ def test_a_daemon_that_dies_within_a_call(own_snap: Snap) -> None:
     play(own_snap, scene)
 
 
+@pytest.mark.long  # bad input is: unit/integrations/mcp/test_tools.py
 def test_a_daemon_that_is_gone_is_one_sentence(own_snap: Snap, tmp_path: Path) -> None:
     async def scene(call: Spoken) -> None:
         own_snap.stop_daemon()
@@ -156,7 +161,7 @@ async def connected(address: str, token: str, **more: Any) -> AsyncIterator[Spok
         yield spoken
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", long.some(MODES, 1))
 def test_over_http_with_a_person(own_snap: Snap, served: tuple[str, str], mode: str) -> None:
     policy = own_snap.state_dir / "policy.toml"
     policy.write_text('[[rule]]\nname = "exec"\narguments = { argv = "deploy" }\naction = "approve"\n')
@@ -194,6 +199,7 @@ def test_over_http_with_a_person(own_snap: Snap, served: tuple[str, str], mode: 
         policy.unlink()
 
 
+@pytest.mark.long  # unit/integrations/mcp/test_transports.py
 def test_over_http_nobody_else_gets_in(served: tuple[str, str]) -> None:
     import httpx2
 
@@ -208,6 +214,7 @@ def test_over_http_nobody_else_gets_in(served: tuple[str, str]) -> None:
         assert httpx2.post(address, json={}, headers=headers).status_code == status
 
 
+@pytest.mark.long  # versions: unit/integrations/test_versions.py
 def test_what_is_missing_is_said(own_snap: Snap, tmp_path: Path) -> None:
     assert "nowhere" in own_snap("mcp", "--trajectory", "nowhere", code=4).stderr
     assert "--http" in own_snap("mcp", "--token-file", tmp_path / "t", code=2).stderr
@@ -228,6 +235,7 @@ def test_what_is_missing_is_said(own_snap: Snap, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long  # its calls are those of the first test
 def test_the_program_of_the_page_prints_what_it_shows(own_snap: Snap, tmp_path: Path) -> None:
     shown = re.search(r"\$ python3 rewinding\.py\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert shown is not None

@@ -9,6 +9,7 @@ import pytest
 
 from snapshotd.client import Snapshotd
 from snapshotd.errors import Conflict, UsageError
+from tests import long
 from tests.e2e.support import Snap, wait_until
 
 BASE = r"""
@@ -82,6 +83,7 @@ def test_changes_of_both_sides_are_kept_in_one_step(pair: Pair) -> None:
     pair.snap("undo", pair.mine)
 
 
+@pytest.mark.long  # in another command: unit/cli
 def test_a_relative_path_begins_at_the_workspace(pair: Pair) -> None:
     """As in every other command."""
     pair.change("true", "echo y > dir/one; echo y > both; mkdir /dir; echo z > /dir/top")
@@ -111,19 +113,22 @@ def test_undo_takes_a_merge_back_and_the_mind_goes_on(pair: Pair) -> None:
 @pytest.mark.runc
 @pytest.mark.parametrize(
     ("mine", "theirs", "path", "reason"),
-    [
-        ("sed -i s/1/one/ text", "sed -i s/1/eins/ text", "text", "same lines"),
-        ("printf 'a\\0c' > binary", "printf 'a\\0d' > binary", "binary", "no text"),
-        ("chmod 700 both", "chmod 644 both; chmod 711 both", "both", "permissions changed on both sides"),
-        ("rm gone", "echo y > gone", "gone", "changed in the snapshot, deleted here"),
-        ("echo y > gone", "rm gone", "gone", "deleted in the snapshot, changed here"),
-        ("mv old mine", "echo y > old", "old", "changed in the snapshot, deleted here"),
-        ("ln -sfn mine link", "ln -sfn theirs link", "link", "and changed here"),
-        ("echo y > swap/more", "rm -r swap; echo y > swap", "swap", "directory here with files"),
-        ("rm -r swap; echo y > swap", "echo y > swap/more", "swap/more", "swap is a file here"),
-        ("echo mine > new", "echo theirs > new", "new", "here is a file that it never knew"),
-        ("rm plain; mkdir plain", "echo y > plain", "plain", "a directory here"),
-    ],
+    long.some(
+        [
+            ("sed -i s/1/one/ text", "sed -i s/1/eins/ text", "text", "same lines"),
+            ("printf 'a\\0c' > binary", "printf 'a\\0d' > binary", "binary", "no text"),
+            ("chmod 700 both", "chmod 644 both; chmod 711 both", "both", "permissions changed on both sides"),
+            ("rm gone", "echo y > gone", "gone", "changed in the snapshot, deleted here"),
+            ("echo y > gone", "rm gone", "gone", "deleted in the snapshot, changed here"),
+            ("mv old mine", "echo y > old", "old", "changed in the snapshot, deleted here"),
+            ("ln -sfn mine link", "ln -sfn theirs link", "link", "and changed here"),
+            ("echo y > swap/more", "rm -r swap; echo y > swap", "swap", "directory here with files"),
+            ("rm -r swap; echo y > swap", "echo y > swap/more", "swap/more", "swap is a file here"),
+            ("echo mine > new", "echo theirs > new", "new", "here is a file that it never knew"),
+            ("rm plain; mkdir plain", "echo y > plain", "plain", "a directory here"),
+        ],
+        3,
+    ),
 )
 def test_what_excludes_each_other_is_a_conflict_and_merges_nothing(
     snap: Snap, mine: str, theirs: str, path: str, reason: str

@@ -119,6 +119,7 @@ def test_a_repository_that_is_missing_as_a_whole_is_said(kept: Kept) -> None:
     assert kept.works()
 
 
+@pytest.mark.long  # the whole repository: the test before
 @pytest.mark.parametrize(
     "again", [pytest.param(False, id="gone", marks=pytest.mark.long), pytest.param(True, id="an empty mount point")]
 )
@@ -144,6 +145,7 @@ def test_packs_that_are_missing_as_a_whole_are_said_by_every_start(kept: Kept, a
     kept.bring_back()
 
 
+@pytest.mark.long  # a rebuild: the last test
 def test_after_a_repair_without_packs_a_rebuild_takes_what_is_left(kept: Kept) -> None:
     kept.bring_back()
     store = kept.snap.state_dir / "repo" / "store"
@@ -156,6 +158,7 @@ def test_after_a_repair_without_packs_a_rebuild_takes_what_is_left(kept: Kept) -
     assert "one" in kept.snap("ls").stdout
 
 
+@pytest.mark.long  # a start without them is refused: test_a_repository_that_is_missing_as_a_whole_is_said
 @pytest.mark.parametrize(
     "left",
     [
@@ -187,6 +190,7 @@ def test_a_rebuild_without_packs_replaces_nothing(kept: Kept, left: str) -> None
     assert kept.works()
 
 
+@pytest.mark.long  # a rebuild that is not: the last test
 @pytest.mark.parametrize(
     "place", [pytest.param("engine.rebuild.filled", marks=pytest.mark.long), "engine.rebuild.aside"]
 )
@@ -202,6 +206,7 @@ def test_a_rebuild_that_is_cut_off_leaves_no_empty_catalog(kept: Kept, place: st
     assert kept.works()
 
 
+@pytest.mark.long  # without a rebuild: test_crash.py
 def test_after_a_rebuild_nothing_runs_that_a_killed_daemon_has_left(kept: Kept) -> None:
     kept.bring_back()
     kept.snap("exec", "--detach", "one", "--", "sleep", "1000")

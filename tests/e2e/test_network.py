@@ -103,6 +103,7 @@ def test_the_hosts_are_changed_while_it_runs_and_inherited(snap: Snap, runtime: 
         assert snap.json("network", box, "--only", "pypi.org", "--deny", "files.pypi.org")["rules"] == ["pypi.org"]
 
 
+@pytest.mark.long  # while nothing starts: the test before
 def test_the_hosts_are_changed_while_a_service_starts_that_needs_them(snap: Snap, server: tuple[str, int]) -> None:
     host, port = server
     rule, ready = f"{host}:{port}", f"python3 -c 'import socket; socket.create_connection((\"{host}\", {port}), 5)'"
@@ -141,6 +142,7 @@ def proxies(snap: Snap, container: str = "") -> list[int]:
     return [pid for pid, line in processes_with("snapshotd.egress.main") if line.split()[-1] == name]
 
 
+@pytest.mark.long  # one that is started again later: system/test_egress.py
 def test_a_proxy_that_is_killed_is_started_again_and_ends_with_its_sandbox(
     own_snap: Snap, server: tuple[str, int]
 ) -> None:
@@ -155,6 +157,7 @@ def test_a_proxy_that_is_killed_is_started_again_and_ends_with_its_sandbox(
     wait_until(lambda: not proxies(own_snap, container), "it has ended with its sandbox")
 
 
+@pytest.mark.long  # a proxy that is started again later: system/test_egress.py
 def test_a_sandbox_that_outlives_the_daemon_keeps_its_way_out(own_snap: Snap, server: tuple[str, int]) -> None:
     host, port = server
     with box_with(own_snap, "--network", f"allow:{host}:{port}") as box:
@@ -216,6 +219,7 @@ ready_timeout = 20
 """
 
 
+@pytest.mark.long  # a replay reaches nobody: test_what_happened_outside_does_not_happen_again in test_gateway.py
 @pytest.mark.parametrize("kind", ["allow", pytest.param("bridge", marks=pytest.mark.long)])
 @pytest.mark.timeout(300)
 def test_a_replay_reaches_nothing_and_what_comes_behind_it_has_its_network_and_services(

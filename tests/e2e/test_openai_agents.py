@@ -268,5 +268,6 @@ def test_a_daemon_that_dies_within_a_write_leaves_it_whole_or_not_at_all(plugged
     play(scene)
 
 
+@pytest.mark.long  # such runs: the tests above
 def test_the_programs_of_the_page_print_what_they_show(plugged: Snap, tmp_path: Path) -> None:
     check_page("openai-agents.md", plugged, tmp_path)

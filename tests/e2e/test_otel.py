@@ -127,6 +127,7 @@ def test_steps_failures_rewinds_and_forks_are_spans(plugged: Snap, endpoint: End
     assert "nowhere" in run(plugged, endpoint, "nowhere", code=4)
 
 
+@pytest.mark.long  # an endpoint that lives: the test before
 def test_what_happens_is_followed_and_a_dead_endpoint_gets_it_later(plugged: Snap, endpoint: Endpoint) -> None:
     old, _ = plugged.create()
     before = plugged.sh(old, "true")["snapshot"]
@@ -143,6 +144,7 @@ def test_what_happens_is_followed_and_a_dead_endpoint_gets_it_later(plugged: Sna
         program.terminate()
 
 
+@pytest.mark.long  # other calls are: the first test
 def test_model_calls_are_spans(plugged: Snap, endpoint: Endpoint, tmp_path: Path) -> None:
     agents = Agents(plugged, "runc")
     with provider(tmp_path, bash("echo 1 > a"), {"text": "done"}) as at:

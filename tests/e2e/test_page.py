@@ -122,6 +122,7 @@ def test_the_call_that_broke_a_test_is_found_and_forked_before(
     assert "1.16" in own_snap("cat", f"{forked}:/workspace/tax.py").stdout
 
 
+@pytest.mark.long  # in every tab: test_page_hostile.py
 def test_what_an_agent_wrote_is_text(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
     own_snap("run", "--name", name, agent)
     own_snap("exec", "--snapshot", name, "--", "true")
@@ -162,6 +163,7 @@ def test_a_call_is_seen_when_it_is_committed_and_decided_on_the_page(
     assert own_snap.json("approvals", "--all")[0]["status"] == "approved"
 
 
+@pytest.mark.long  # a page hears of what happens: the test before
 def test_seven_tabs_stay_live(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
     """A browser has six connections to a server, for all tabs together."""
     pages = [person.page, *(person.page.context.new_page() for _ in range(6))]
@@ -178,6 +180,7 @@ def test_seven_tabs_stay_live(own_snap: Snap, person: Person, name: str, agent: 
         page.locator(".trajectory.on .dot.finished").wait_for()
 
 
+@pytest.mark.long  # it is done and undone in test_page_person.py
 def test_a_rewind_is_shown_before_it_is_done_and_can_be_undone(
     own_snap: Snap, person: Person, name: str, agent: Path
 ) -> None:
@@ -202,6 +205,7 @@ def test_a_rewind_is_shown_before_it_is_done_and_can_be_undone(
     undo.wait_for(state="detached")
 
 
+@pytest.mark.long  # a text that is cut: test_a_family_is_one_file_that_opens_without_a_server
 def test_a_file_that_is_too_large_hides_no_other(own_snap: Snap, person: Person, name: str, tmp_path: Path) -> None:
     own_snap.create("--name", name)
     own_snap("exec", name, "--", "sh", "-c", "echo early > a; truncate -s 600M sparse; echo late > z")
@@ -215,6 +219,7 @@ def test_a_file_that_is_too_large_hides_no_other(own_snap: Snap, person: Person,
     assert '"path":"sparse","bytes":629145600' in file.read_text()
 
 
+@pytest.mark.long  # without a browser: test_promote.py
 def test_a_fork_is_promoted(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
     own_snap("run", "--name", name, agent)
     before = own_snap.json("log", name)[3]["id"]
@@ -234,6 +239,7 @@ def test_a_fork_is_promoted(own_snap: Snap, person: Person, name: str, agent: Pa
     eventually(lambda: own_snap.json("show", name)["state"] == "stored", "stored, so that the fork can be removed")
 
 
+@pytest.mark.long  # another environment and message: the first test
 def test_a_fork_has_another_message_result_and_arguments(
     own_snap: Snap, person: Person, name: str, agent: Path
 ) -> None:
@@ -269,6 +275,7 @@ def test_a_fork_that_is_none_says_why(own_snap: Snap, person: Person, name: str,
     person.sees("is no NAME=VALUE", ".notice")
 
 
+@pytest.mark.long  # a download: test_page_hostile.py; the preview: test_apply.py
 def test_files_are_restored_and_an_apply_is_previewed(
     own_snap: Snap, person: Person, name: str, agent: Path, tmp_path: Path
 ) -> None:
@@ -297,6 +304,7 @@ def test_files_are_restored_and_an_apply_is_previewed(
     assert "A tax.py" in shown.stdout
 
 
+@pytest.mark.long  # the form is drawn in test_every_view_fits; experiments: test_experiment.py
 def test_an_experiment_is_begun_from_a_form_and_followed(
     own_snap: Snap, person: Person, name: str, agent: Path
 ) -> None:
@@ -318,6 +326,7 @@ def test_an_experiment_is_begun_from_a_form_and_followed(
     person.sees("They part", ".comparison")
 
 
+@pytest.mark.long  # its text: test_a_family_is_one_file_that_opens_without_a_server
 def test_a_family_is_a_tree_whose_branches_are_compared(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
     own_snap("run", "--name", name, agent)
     log = own_snap.json("log", name)
@@ -337,6 +346,7 @@ def test_a_family_is_a_tree_whose_branches_are_compared(own_snap: Snap, person: 
     assert f"{name}-x-early" in sides.inner_text()
 
 
+@pytest.mark.long  # a folder of many files in test_page_hostile.py
 def test_a_long_list_holds_only_what_is_seen(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
     own_snap("run", "--name", name, agent)
     own_snap("exec", name, "--", "seq", "20000")
@@ -357,6 +367,7 @@ def test_a_long_list_holds_only_what_is_seen(own_snap: Snap, person: Person, nam
     assert nodes() < before + 1000
 
 
+@pytest.mark.long  # the long set alone has what a reader of screens is told
 def test_a_list_says_where_each_of_its_rows_is(own_snap: Snap, person: Person, name: str) -> None:
     own_snap.create("--name", name)
     for _ in range(2):
@@ -395,6 +406,7 @@ def test_a_terminal_on_a_throw_away_fork(own_snap: Snap, person: Person, name: s
     assert own_snap("cat", f"{name}:/workspace/gone.txt", code=None).returncode, "nothing of it is kept"
 
 
+@pytest.mark.long  # hostile ones: test_page_hostile.py
 def test_files_are_shown_as_they_were(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
     own_snap("run", "--name", name, agent)
     person.opens(name)
@@ -407,6 +419,7 @@ def test_files_are_shown_as_they_were(own_snap: Snap, person: Person, name: str,
     assert "116 / 100" in Path(download.value.path()).read_text()
 
 
+@pytest.mark.long  # a detail of the page, in the long set alone
 def test_forks_of_one_call_are_drawn_as_few_lanes(own_snap: Snap, person: Person, name: str) -> None:
     _, snapshot = own_snap.create("--name", name)
     own_snap("fork", snapshot, "-n", "8")
@@ -416,6 +429,7 @@ def test_forks_of_one_call_are_drawn_as_few_lanes(own_snap: Snap, person: Person
     assert 0 < person.page.locator(".row path").count() <= 5
 
 
+@pytest.mark.long  # whole ones: the next test
 def test_half_a_letter_is_searched_for(person: Person) -> None:
     person.presses("/")
     box = person.page.locator("#find")
@@ -444,6 +458,7 @@ def test_text_is_found_and_leads_to_its_call(own_snap: Snap, person: Person, nam
     person.sees("0 hits", ".found")
 
 
+@pytest.mark.long  # the view of the machine: test_page_fleet.py
 def test_the_machine_shows_disk_pauses_and_sandboxes(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
     own_snap("run", "--detach", "--name", name, agent, "wait")
     person.page.evaluate("location.hash = '#/machine'")
@@ -455,6 +470,7 @@ def test_the_machine_shows_disk_pauses_and_sandboxes(own_snap: Snap, person: Per
     person.takes_picture("machine")
 
 
+@pytest.mark.long  # the page tells of it in test_a_call_is_seen_when_it_is_committed_and_decided_on_the_page
 def test_the_browser_tells_of_an_approval(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
     page = person.page
     page.context.grant_permissions(["notifications"])
@@ -509,9 +525,8 @@ def test_a_family_is_one_file_that_opens_without_a_server(
 @pytest.mark.parametrize(
     ("scheme", "width"),
     [
-        ("light", 1400),
         ("dark", 360),
-        *(pytest.param(*one, marks=pytest.mark.long) for one in [("dark", 1400), ("light", 360)]),
+        *(pytest.param(*one, marks=pytest.mark.long) for one in [("light", 1400), ("dark", 1400), ("light", 360)]),
     ],
 )
 def test_every_view_fits(

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests import long
 from tests.e2e.hostile_agent import CALLS, PROGRAM, TEXT
 from tests.e2e.support import Snap, wait_until
 from tests.long import size
@@ -131,7 +132,12 @@ def safe(victim: Victim) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("number", "tab"),
     [
-        pytest.param(number, tab, id=f"{call}-{tab}", marks=() if tab == TABS[number % len(TABS)] else pytest.mark.long)
+        pytest.param(
+            number,
+            tab,
+            id=f"{call}-{tab}",
+            marks=() if tab == TABS[number % len(TABS)] and number % 2 else pytest.mark.long,
+        )
         for number, call in enumerate(CALLS, 1)
         for tab in TABS
     ],
@@ -142,6 +148,7 @@ def test_each_tab_of_each_call_shows_text(victim: Victim, attacked: list[str], n
     victim.is_safe()
 
 
+@pytest.mark.long  # the same texts in each tab: the test before
 def test_what_was_said_and_done_is_shown_as_it_was_written(victim: Victim, attacked: list[str]) -> None:
     victim.goes("t", "hostile", attacked[1], "conversation")
     assert TEXT in victim.page.locator(".conversation").inner_text().replace("\n", "")
@@ -160,6 +167,7 @@ def test_what_was_said_and_done_is_shown_as_it_was_written(victim: Victim, attac
     assert victim.page.title().endswith("snapshotd")
 
 
+@pytest.mark.long  # what a terminal may do: test_a_terminal_on_a_throw_away_fork in test_page.py
 def test_the_clipboard_stays_as_it_was(victim: Victim, attacked: list[str], address: str) -> None:
     context = victim.page.context
     context.grant_permissions(["clipboard-read", "clipboard-write"], origin=victim.origin)
@@ -184,6 +192,7 @@ def test_the_clipboard_stays_as_it_was(victim: Victim, attacked: list[str], addr
     victim.sees("the shell has ended", ".tty")
 
 
+@pytest.mark.long  # one that is cut: test_page.py, as a file
 def test_a_megabyte_is_cut_and_the_page_goes_on(victim: Victim, attacked: list[str]) -> None:
     for tab in ("output", "arguments", "conversation"):
         began = time.monotonic()
@@ -235,6 +244,7 @@ def test_a_download_has_no_name_that_misleads(victim: Victim, attacked: list[str
     assert "\u202e" not in download.value.suggested_filename
 
 
+@pytest.mark.long  # hostile ones are, too: two tests before
 def test_a_folder_of_many_files_is_listed(victim: Victim, attacked: list[str]) -> None:
     victim.goes("t", "hostile", attacked[6], "files")
     victim.page.locator(".files").get_by_role("button", name="many/").click()
@@ -242,7 +252,7 @@ def test_a_folder_of_many_files_is_listed(victim: Victim, attacked: list[str]) -
     victim.sees(f"and {MANY - 2000} more", ".inspector")
 
 
-@pytest.mark.parametrize("name", ["page.html", "page.svg", "page.xhtml", "script.js"])
+@pytest.mark.parametrize("name", long.some(["page.html", "page.svg", "page.xhtml", "script.js"], 2))
 def test_a_file_that_is_opened_by_its_address_is_a_download(victim: Victim, attacked: list[str], name: str) -> None:
     """A person may open what the page reads, in a tab of its own: nothing of it runs there."""
     for path in (f"/v1/files/{attacked[5]}/content", f"/v1/snapshots/{attacked[5]}/file"):
@@ -256,6 +266,7 @@ def test_a_file_that_is_opened_by_its_address_is_a_download(victim: Victim, atta
         assert "html" not in headers["content-type"]
 
 
+@pytest.mark.long  # the digest: test_page.py; text: the tabs of a call
 def test_the_inbox_shows_text_and_the_digest(victim: Victim, own_snap: Snap) -> None:
     victim.goes("approvals")
     victim.sees(SEEN, ".inbox section")
@@ -269,7 +280,10 @@ def test_the_inbox_shows_text_and_the_digest(victim: Victim, own_snap: Snap) -> 
 
 @pytest.mark.parametrize(
     "place",
-    [(), ("t", "hostile"), ("tree", "hostile"), ("experiments",), ("machine",), ("compare", "hostile", "hostile")],
+    long.some(
+        [(), ("t", "hostile"), ("tree", "hostile"), ("experiments",), ("machine",), ("compare", "hostile", "hostile")],
+        3,
+    ),
 )
 def test_other_views_show_text(victim: Victim, place: tuple[str, ...]) -> None:
     victim.goes(*place)
@@ -277,14 +291,17 @@ def test_other_views_show_text(victim: Victim, place: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(
     "place",
-    [
-        "t/%3Cimg src=x onerror=hacked=1%3E",
-        "t/%E0%A4%A",
-        "experiments/<svg onload=hacked=1>",
-        "s/../../evil",
-        "terminal/x%22y",
-        "t/__proto__/constructor",
-    ],
+    long.some(
+        [
+            "t/%3Cimg src=x onerror=hacked=1%3E",
+            "t/%E0%A4%A",
+            "experiments/<svg onload=hacked=1>",
+            "s/../../evil",
+            "terminal/x%22y",
+            "t/__proto__/constructor",
+        ],
+        2,
+    ),
 )
 def test_an_address_that_somebody_sends_does_nothing(victim: Victim, place: str) -> None:
     victim.page.evaluate("place => { location.hash = '#/' + place }", place)

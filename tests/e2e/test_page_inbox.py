@@ -61,6 +61,7 @@ def test_a_large_number_is_shown_and_sent_as_it_is(own_snap: Snap, asked: Person
     asked.sees(str(LARGE), ".calls")
 
 
+@pytest.mark.long  # a detail of the page, in the long set alone
 def test_a_reason_is_given_once(own_snap: Snap, asked: Person) -> None:
     _decides(asked, "Deny", "not this one")
     asked.sees('"amount": 1', ".given")
@@ -70,6 +71,7 @@ def test_a_reason_is_given_once(own_snap: Snap, asked: Person) -> None:
     assert [one["reason"] for one in decided if one["reason"]] == ["not this one"]
 
 
+@pytest.mark.long  # one that somebody else has made: test_page_races.py
 def test_a_decision_whose_end_is_late_leaves_the_next_one_alone(asked: Person) -> None:
     page, held = asked.page, []
     page.route("**/overview", lambda route: held.append(route))
@@ -87,6 +89,7 @@ def test_a_decision_whose_end_is_late_leaves_the_next_one_alone(asked: Person) -
     assert page.locator(".confirm").is_visible()
 
 
+@pytest.mark.long  # large numbers are: the first test
 def test_arguments_of_any_length_are_shown(own_snap: Snap, person: Person, tmp_path: Path) -> None:
     (tmp_path / "many.py").write_text(
         "from snapshotd.agent import tool\n"
@@ -108,6 +111,7 @@ def test_arguments_of_any_length_are_shown(own_snap: Snap, person: Person, tmp_p
     own_snap("rm", "--force", "many")
 
 
+@pytest.mark.long  # others are edited in the first test
 def test_arguments_that_are_no_json_can_be_mended(asked: Person) -> None:
     asked.clicks("Edit")
     fields = asked.page.get_by_label("Arguments")

@@ -35,6 +35,7 @@ def sandbox(own_snap: Snap) -> Iterator[str]:
     own_snap("rm", "--force", "kept", code=None)
 
 
+@pytest.mark.long  # with rows that were not read: test_rows_that_could_not_be_read_are_read_later
 def test_a_page_goes_on_with_the_daemon_that_follows(own_snap: Snap, person: Person, sandbox: str) -> None:
     own_snap("exec", sandbox, "--", "echo", "before")
     person.opens(sandbox)
@@ -51,6 +52,7 @@ def test_a_page_goes_on_with_the_daemon_that_follows(own_snap: Snap, person: Per
     person.problems.clear()  # a browser logs each request that nobody answers
 
 
+@pytest.mark.long  # a detail of the page, in the long set alone
 def test_a_list_that_lags_behind_hides_no_call(own_snap: Snap, person: Person, sandbox: str) -> None:
     page, held = person.page, []
     page.route("**/overview?trajectory=*", lambda route: held.append((route, route.fetch())))
@@ -67,6 +69,7 @@ def test_a_list_that_lags_behind_hides_no_call(own_snap: Snap, person: Person, s
     page.unroute_all(behavior="ignoreErrors")
 
 
+@pytest.mark.long  # a detail of the page, in the long set alone
 def test_calls_that_come_before_the_list_hide_no_other(own_snap: Snap, person: Person) -> None:
     page, held = person.page, []
     page.route("**/overview?trajectory=*", lambda route: held.append((route, route.fetch())))
@@ -106,6 +109,7 @@ def test_rows_that_could_not_be_read_are_read_later(own_snap: Snap, person: Pers
     person.problems.clear()
 
 
+@pytest.mark.long  # a detail of the page, in the long set alone
 def test_a_trajectory_that_is_removed_leaves_the_page(own_snap: Snap, person: Person, sandbox: str) -> None:
     own_snap("exec", sandbox, "--", "true")
     person.opens(sandbox)
@@ -117,6 +121,7 @@ def test_a_trajectory_that_is_removed_leaves_the_page(own_snap: Snap, person: Pe
     person.problems.clear()  # that it is gone is an answer of 404
 
 
+@pytest.mark.long  # rows: test_rows_that_could_not_be_read_are_read_later
 def test_what_could_not_be_read_is_read_again(own_snap: Snap, person: Person, sandbox: str) -> None:
     person.opens(sandbox)
     person.page.route("**/overview*", lambda route: route.abort(), times=1)
@@ -127,6 +132,7 @@ def test_what_could_not_be_read_is_read_again(own_snap: Snap, person: Person, sa
     person.problems.clear()
 
 
+@pytest.mark.long  # a detail of the page, in the long set alone
 def test_a_page_that_knows_nothing_yet_does_not_say_that_there_is_nothing(person: Person, sandbox: str) -> None:
     page = person.page
     page.route(re.compile("/v1/(overview|approvals)"), lambda route: None)  # no answer
@@ -141,6 +147,7 @@ def test_a_page_that_knows_nothing_yet_does_not_say_that_there_is_nothing(person
     person.sees(sandbox, "nav")
 
 
+@pytest.mark.long  # it gets nothing: unit/page/test_server.py
 def test_a_page_without_a_session_says_so_and_no_more(chromium: Any, person: Person) -> None:
     context = chromium.new_context()
     page = context.new_page()
@@ -151,6 +158,7 @@ def test_a_page_without_a_session_says_so_and_no_more(chromium: Any, person: Per
     context.close()
 
 
+@pytest.mark.long  # one that is hostile: test_page_hostile.py
 @pytest.mark.parametrize("place", ["t/kept/{gone}", "t/kept/{gone}/files", "experiments/{gone}", "tree/{gone}"])
 def test_an_address_of_something_that_is_gone_says_so(person: Person, sandbox: str, place: str) -> None:
     gone, asked = "deadbeef", []
@@ -167,5 +175,6 @@ def test_an_address_of_something_that_is_gone_says_so(person: Person, sandbox: s
     person.problems.clear()
 
 
+@pytest.mark.long  # five hundred followers of one daemon: unit/daemon/test_watching.py
 def test_a_page_of_many_tabs_answers(person: Person) -> None:
     assert person.page.evaluate(OPEN_STREAMS, TABS) == 200

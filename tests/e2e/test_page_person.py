@@ -102,6 +102,7 @@ def test_an_act_that_is_clicked_twice_is_done_once(own_snap: Snap, person: Perso
     assert len(own_snap.json("ls")) == 2
 
 
+@pytest.mark.long  # other acts: the test before
 def test_an_experiment_that_is_begun_twice_is_one(own_snap: Snap, person: Person, sandbox: str) -> None:
     person.presses("e")
     person.page.get_by_label("Command, run in").fill("true")
@@ -111,6 +112,7 @@ def test_an_experiment_that_is_begun_twice_is_one(own_snap: Snap, person: Person
     own_snap("experiment", "rm", "twice-experiment")
 
 
+@pytest.mark.long  # other acts: the first test
 def test_a_decision_that_is_clicked_twice_is_one(asked: Person) -> None:
     asked.clicks("Approve…")
     _clicks_twice(asked.page, asked.page.locator(".confirm button.main"), "**/approve")
@@ -118,6 +120,7 @@ def test_a_decision_that_is_clicked_twice_is_one(asked: Person) -> None:
     asked.sees('"amount": 2', ".given")
 
 
+@pytest.mark.long  # a detail of the page, in the long set alone
 def test_a_dialog_that_was_opened_meanwhile_stays(person: Person, sandbox: str) -> None:
     page, held = person.page, []
     page.route("**/fork", lambda route: held.append(route))
@@ -134,6 +137,7 @@ def test_a_dialog_that_was_opened_meanwhile_stays(person: Person, sandbox: str) 
     assert name.input_value() == "half-written"
 
 
+@pytest.mark.long  # a detail of the page, in the long set alone
 @pytest.mark.parametrize("width", [1400, 360])
 def test_a_mistake_is_told_in_front_of_the_dialog(person: Person, sandbox: str, width: int) -> None:
     person.page.set_viewport_size({"width": width, "height": 640})
@@ -153,6 +157,7 @@ def test_a_mistake_is_told_in_front_of_the_dialog(person: Person, sandbox: str, 
     assert person.sees("is no NAME=VALUE", "dialog .notice").evaluate(IN_FRONT)
 
 
+@pytest.mark.long  # a detail of the page, in the long set alone
 def test_the_name_of_a_fork_is_one_that_is_free(own_snap: Snap, person: Person, sandbox: str) -> None:
     for name in ("twice-fork", "twice-fork-2", "twice-fork-3"):
         person.page.evaluate("location.hash = '#/t/twice'")
@@ -162,6 +167,7 @@ def test_the_name_of_a_fork_is_one_that_is_free(own_snap: Snap, person: Person, 
         person.sees(f"forked: {name}")
 
 
+@pytest.mark.long  # a detail of the page, in the long set alone
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_button_is_readable_under_the_mouse(person: Person, sandbox: str, scheme: str) -> None:
     person.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
@@ -170,6 +176,7 @@ def test_a_button_is_readable_under_the_mouse(person: Person, sandbox: str, sche
     assert main.evaluate(CONTRAST) > 4.5
 
 
+@pytest.mark.long  # a detail of the page, in the long set alone
 def test_a_menu_closes_and_the_call_stays(person: Person, sandbox: str) -> None:
     page, menu = person.page, person.page.locator(".menu")
     more = page.get_by_role("button", name="More acts")
@@ -187,6 +194,7 @@ def test_a_menu_closes_and_the_call_stays(person: Person, sandbox: str) -> None:
     menu.wait_for(state="detached")
 
 
+@pytest.mark.long  # a detail of the page, in the long set alone
 def test_an_age_grows_where_nothing_happens(person: Person, sandbox: str) -> None:
     page, row = person.page, person.page.locator(".trajectory", has_text="twice")
     page.clock.install()
@@ -200,6 +208,7 @@ def test_an_age_grows_where_nothing_happens(person: Person, sandbox: str) -> Non
     person.problems.clear()
 
 
+@pytest.mark.long  # a detail of the page, in the long set alone
 def test_arguments_that_were_typed_wait_for_the_person(asked: Person) -> None:
     page, fields = asked.page, asked.page.get_by_label("Arguments")
     asked.clicks("Edit")
@@ -214,6 +223,7 @@ def test_arguments_that_were_typed_wait_for_the_person(asked: Person) -> None:
     assert page.locator(".confirm").count() == 0, "the second step is taken anew"
 
 
+@pytest.mark.long  # a detail of the page, in the long set alone
 def test_the_keyboard_is_at_the_second_step(asked: Person) -> None:
     asked.page.get_by_role("button", name="Approve…").focus()
     asked.presses("Enter")

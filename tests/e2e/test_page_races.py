@@ -52,6 +52,7 @@ def alone(own_snap: Snap) -> Iterator[None]:
         own_snap("rm", "--force", one["id"])
 
 
+@pytest.mark.long  # the page after a command: the next test
 def test_one_of_the_page_a_command_and_a_webhooks_receiver_decides(
     own_snap: Snap, person: Person, tmp_path: Path
 ) -> None:

@@ -47,7 +47,7 @@ def _shell(snap: Snap, line: str, **options: Any) -> subprocess.CompletedProcess
     return subprocess.run(["bash", "-c", program], env=snap.env, capture_output=True, text=True, timeout=60, **options)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", long.some([signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP], 2))
 def test_a_throw_away_fork_ends_with_its_client(snap: Snap, box: str, number: signal.Signals) -> None:
     silent = f"1001.{os.getpid()}{number}"
     client = snap.follow("exec", "--snapshot", box, "--", "sleep", silent)
@@ -57,6 +57,7 @@ def test_a_throw_away_fork_ends_with_its_client(snap: Snap, box: str, number: si
     wait_until(lambda: not processes_with(f"sleep {silent}"), "it ended")
 
 
+@pytest.mark.long  # their client's end: the test before
 def test_a_daemon_that_is_told_to_stop_ends_throw_away_forks(own_snap: Snap) -> None:
     trajectory, _ = own_snap.create("--runtime", "runc")
     own_snap.stop_daemon()
@@ -72,6 +73,7 @@ def test_a_daemon_that_is_told_to_stop_ends_throw_away_forks(own_snap: Snap) -> 
     nothing_left(own_snap.state_dir, running=False)
 
 
+@pytest.mark.long  # a run: the next test
 def test_a_command_whose_output_nobody_reads_any_more_ends(snap: Snap, box: str) -> None:
     assert _shell(snap, f"snapshotd exec -q {box} -- yes | head -1; echo ${{PIPESTATUS[0]}}").stdout == "y\n141\n"
     assert [(s["tool"]["name"], s["tool"]["exit_code"]) for s in snap.json("log", box)][1:] == [("exec", 141)]
@@ -132,6 +134,7 @@ def test_an_input_that_stays_open_holds_nothing_up(snap: Snap, box: str, options
             )
 
 
+@pytest.mark.long  # one that is given: two tests above
 def test_an_input_that_nobody_would_get_is_refused(snap: Snap, box: str, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("hi\n")
     before = snap.json("ls")

@@ -50,6 +50,7 @@ def test_a_place_in_memory_or_from_which_nothing_may_be_executed(kind: str, tmp_
         assert snap.sh("other", "cat d/f")["stdout"] == "one\n"
 
 
+@pytest.mark.long  # later: system/test_disk_full.py
 def test_a_disk_that_is_full_before_the_first_start(tmp_path: Path) -> None:
     with tmpfs(tmp_path, "size=4m") as place:
         with contextlib.suppress(OSError), open(place / "filler", "wb", buffering=0) as file:
@@ -66,6 +67,7 @@ def test_a_disk_that_is_full_before_the_first_start(tmp_path: Path) -> None:
             assert "No space left on device" in failed.stderr
 
 
+@pytest.mark.long  # hooks without an image: test_hooks.py
 def test_hooks_and_restores_need_no_image(tmp_path: Path) -> None:
     """On a machine that has never made one, and cannot: it has no mirror, and no place to keep one."""
     builds = tmp_path / "builds"

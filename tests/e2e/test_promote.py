@@ -87,6 +87,7 @@ def test_a_branch_becomes_the_head_and_undo_takes_it_back(snap: Snap, line: str)
     assert snap.json("diff", log[-1]["id"], line) == []
 
 
+@pytest.mark.long  # its files and its mind: the first test
 def test_the_program_goes_on_from_a_promoted_branch(snap: Snap, line: str) -> None:
     """Its arguments are its own, so a branch that went its way is met call by call, and none runs again."""
     (branch,) = forked(snap, line, "own")
@@ -108,6 +109,7 @@ def test_calls_left_behind_are_compensated_once(snap: Snap, line: str) -> None:
     assert snap.json("diff", branch, line) == [], "what the compensation wrote is left behind, too"
 
 
+@pytest.mark.long  # forks of any kind: test_fork.py
 def test_neither_needs_the_other_afterwards(snap: Snap, line: str) -> None:
     (branch,) = forked(snap, line, "left")
     snap("promote", "--wait", "stored", "--yes", branch)
@@ -118,6 +120,7 @@ def test_neither_needs_the_other_afterwards(snap: Snap, line: str) -> None:
     assert snap("check", "--read-data").returncode == 0
 
 
+@pytest.mark.long  # refused alike: test_what_is_not_merged in test_merge.py
 @pytest.mark.runc
 def test_what_is_not_promoted(snap: Snap) -> None:
     box, first = snap.create("--runtime", "runc")
@@ -143,6 +146,7 @@ def test_what_is_not_promoted(snap: Snap) -> None:
         snap("rm", "--force", each)
 
 
+@pytest.mark.long  # what is refused changes nothing: test_bad_input.py
 def test_what_is_refused_leaves_no_sandbox_behind(snap: Snap) -> None:
     line, first = snap.create("--runtime", "runc")
     snap("stop", line)

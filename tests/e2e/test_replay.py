@@ -14,6 +14,7 @@ import pytest
 from snapshotd.client import Snapshotd
 from snapshotd.errors import Conflict, Undecided
 from snapshotd.types import short
+from tests import long
 from tests.e2e.support import AGENT, Snap, wait_until
 
 STARTED = """
@@ -310,7 +311,7 @@ def test_a_hundred_recorded_calls(snap: Snap, runtime: str, name: str, tmp_path:
     assert [one["tool"]["name"] for one in after[len(snapshots) :]] == ["exit"], "nothing ran again"
 
 
-@pytest.mark.parametrize("makes_another_call", [True, False])
+@pytest.mark.parametrize("makes_another_call", long.some([True, False], 1))
 def test_what_a_program_writes_after_its_last_recorded_call_stays(
     snap: Snap, runtime: str, name: str, tmp_path: Path, makes_another_call: bool
 ) -> None:
@@ -335,6 +336,7 @@ def test_a_person_s_files_are_there_after_the_last_recorded_call(
     assert snap("cat", f"{name}:/workspace/lines").stdout.split()[-1] == "after"
 
 
+@pytest.mark.long  # one with calls: test_what_a_program_writes_after_its_last_recorded_call_stays
 def test_a_program_without_calls_keeps_what_it_writes(snap: Snap, runtime: str, name: str) -> None:
     snap("create", "--runtime", runtime, "--name", name)
     script = "echo x >> runs; test -e /tmp/go || { touch /tmp/here; sleep 1000; }; echo y >> runs"
@@ -373,6 +375,7 @@ def test_a_program_that_does_something_else_is_told_what_and_where(
     assert snap("cat", f"{fork}:/workspace/file").stdout == "one\nother\n", "a fork goes its own way from there"
 
 
+@pytest.mark.long  # a person's files: three tests above
 @pytest.mark.runc
 def test_a_command_after_the_last_replayed_call_has_the_newest_files_and_keeps_its_own(
     snap: Snap, runc_ready: None, name: str, tmp_path: Path
@@ -390,6 +393,7 @@ def test_a_command_after_the_last_replayed_call_has_the_newest_files_and_keeps_i
     assert snap("cat", f"{name}:/workspace/both").stdout == "early\nlate\n"
 
 
+@pytest.mark.long  # the long set alone has what a person does meanwhile
 @pytest.mark.runc
 def test_no_command_comes_between_replayed_calls(snap: Snap, runc_ready: None, name: str, tmp_path: Path) -> None:
     """Until the program has met everything, its root becomes another one at each call."""
@@ -420,6 +424,7 @@ def test_calls_side_by_side_are_met_again(snap: Snap, runtime: str, name: str, t
         ] * count
 
 
+@pytest.mark.long  # the order: unit/engine/test_replay_matching.py
 @pytest.mark.parametrize("how", ["threads", pytest.param("tasks", marks=pytest.mark.long)])
 def test_a_call_that_ran_beside_others_runs_again_after_them(
     snap: Snap, runtime: str, name: str, tmp_path: Path, how: str
@@ -443,7 +448,8 @@ def test_a_call_that_ran_beside_others_runs_again_after_them(
 
 
 @pytest.mark.parametrize(
-    ("decision", "got", "paid"), [("skip", None, 1), ("result", "from a person", 1), ("retry", "paid 5", 2)]
+    ("decision", "got", "paid"),
+    long.some([("result", "from a person", 1), ("skip", None, 1), ("retry", "paid 5", 2)], 1),
 )
 def test_an_irreversible_call_that_was_cut_off_is_decided_by_a_person(
     snap: Snap, runtime: str, name: str, tmp_path: Path, decision: str, got: str | None, paid: int
@@ -470,6 +476,7 @@ def test_an_irreversible_call_that_was_cut_off_is_decided_by_a_person(
     ]
 
 
+@pytest.mark.long  # other names: all tests above
 def test_tools_that_are_called_like_markers_are_replayed_as_any(
     snap: Snap, runtime: str, name: str, tmp_path: Path
 ) -> None:
@@ -489,6 +496,7 @@ def test_tools_that_are_called_like_markers_are_replayed_as_any(
         snap("rm", "--force", f"{name}-{number}")
 
 
+@pytest.mark.long  # results of one turn: test_lanes.py
 def test_a_hint_at_a_tools_snapshot_comes_behind_the_tools_result(
     snap: Snap, runtime: str, name: str, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def _ended(running: subprocess.Popen[str]) -> list[str]:
     return errors.splitlines()
 
 
+@pytest.mark.long  # beside an agent: test_a_followed_run_whose_daemon_goes_away
 def test_restart_without_agents(stopped: Snap) -> None:
     snap = stopped
     first = snap.json("daemon", "--restart")
@@ -78,6 +79,7 @@ def test_restart_without_agents(stopped: Snap) -> None:
     snap("rm", "--force", trajectory)
 
 
+@pytest.mark.long  # by a kill: test_what_ends_with_the_daemon in test_survive.py
 def test_a_command_is_cut_off(stopped: Snap) -> None:
     """Only followers ask again: nobody knows what a command has done."""
     snap = stopped
@@ -92,7 +94,7 @@ def test_a_command_is_cut_off(stopped: Snap) -> None:
     snap("rm", "--force", trajectory)
 
 
-@pytest.mark.parametrize("how", ["killed", "restarted"])
+@pytest.mark.parametrize("how", [pytest.param("killed", marks=pytest.mark.long), "restarted"])
 def test_a_followed_run_whose_daemon_goes_away(stopped: Snap, agent: Path, how: str) -> None:
     """Everybody who follows it goes on with it, at a daemon that one of them has started."""
     snap, name = stopped, f"followed-{how}"
@@ -116,6 +118,7 @@ def test_a_followed_run_whose_daemon_goes_away(stopped: Snap, agent: Path, how: 
     snap("rm", "--force", name)
 
 
+@pytest.mark.long  # the same: test_everything_is_killed_while_an_agent_runs in test_crash.py
 def test_a_followed_run_whose_sandbox_is_lost_with_its_daemon(stopped: Snap, agent: Path) -> None:
     """Everybody who follows it hears how it ended."""
     snap, name = stopped, "lost"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from snapshotd.types import short
+from tests import long
 from tests.e2e.model_rig import KEY, PROGRAMS, bash, provider
 from tests.e2e.support import AGENT, MANIFEST, Snap, wait_until
 
@@ -120,6 +121,7 @@ def test_a_second_run_executes_no_call(snap: Snap, runtime: str, tmp_path: Path)
         snap("rm", "--force", one, code=None)
 
 
+@pytest.mark.long  # test_fork.py and test_storage.py with any run
 def test_it_is_a_run_of_its_own(snap: Snap, runs: Runs, tmp_path: Path) -> None:
     """It can be resumed, forked, stored and restored when the run that it was answered from is gone."""
     program = TWO_WAYS.replace("WHICH", "'one'")
@@ -140,6 +142,7 @@ def test_it_is_a_run_of_its_own(snap: Snap, runs: Runs, tmp_path: Path) -> None:
     assert snap("check", "--read-data").returncode == 0
 
 
+@pytest.mark.long  # another call in the middle: test_from_there_on_everything_runs
 def test_a_changed_tenth_call_reuses_nine(snap: Snap, runs: Runs) -> None:
     first = runs(TWO_WAYS.replace("WHICH", "'one'"))
     other = runs(TWO_WAYS.replace("WHICH", "'two'"), "--reuse")
@@ -156,6 +159,7 @@ def test_a_changed_tenth_call_reuses_nine(snap: Snap, runs: Runs) -> None:
         assert (again.reused, again.files) == ((12, 12), source.files), "of two ways the one that it goes"
 
 
+@pytest.mark.long  # what else counts: test_the_code_of_a_tool_counts
 def test_it_has_to_begin_in_the_same_way(snap: Snap, runs: Runs, root_tar: Path, tmp_path: Path) -> None:
     folder = tmp_path / "workspace"
     folder.mkdir()
@@ -210,7 +214,7 @@ stamp("after")
 )
 
 
-@pytest.mark.parametrize("kind", LIVE)
+@pytest.mark.parametrize("kind", long.some(LIVE, 2))
 def test_from_there_on_everything_runs(runs: Runs, kind: str) -> None:
     program = AROUND.replace("OTHER", LIVE[kind])
     runs(program)
@@ -227,7 +231,7 @@ def test_the_code_of_a_tool_counts(runs: Runs) -> None:
     assert runs(program.replace("%d\\n", "%d!\\n") + use, "--reuse").reused == (0, 3)
 
 
-@pytest.mark.parametrize("command", ["echo mine > mine", "echo mine > mine; exec sleep 1000"])
+@pytest.mark.parametrize("command", long.some(["echo mine > mine", "echo mine > mine; exec sleep 1000"], 1))
 def test_a_hand_of_somebody_else(snap: Snap, runs: Runs, tmp_path: Path, command: str) -> None:
     """Files that a person changed in the middle of a run are not the work of its calls, even if the command that changed
     them ended after a call, or goes on."""
@@ -246,6 +250,7 @@ def test_a_hand_of_somebody_else(snap: Snap, runs: Runs, tmp_path: Path, command
     assert set(second.files) == {"a", "b"}
 
 
+@pytest.mark.long  # those that are there: the first test
 def test_files_that_were_given_up(snap: Snap, runs: Runs) -> None:
     program = AGENT + HOW_OFTEN + "for name in 'abc': stamp(name)\n"
     first = runs(program, "--wait", "stored")
@@ -256,6 +261,7 @@ def test_files_that_were_given_up(snap: Snap, runs: Runs) -> None:
     assert runs(program, "--reuse").reused == (3, 3), "from the second"
 
 
+@pytest.mark.long  # a person's command that goes on: test_a_hand_of_somebody_else
 def test_a_program_with_company(runs: Runs) -> None:
     """Another process lives in the sandbox: files are rewritten in place."""
     program = (
@@ -271,6 +277,7 @@ def test_a_program_with_company(runs: Runs) -> None:
     assert {name: after[name] for name in "abc"} == {name: first.files[name] for name in "abc"}
 
 
+@pytest.mark.long  # a run that is not answered: test_survive.py
 @pytest.mark.parametrize(
     "failpoint",
     [
@@ -300,6 +307,7 @@ def test_a_daemon_that_is_killed_in_between(own_snap: Snap, runc_ready: None, tm
         own_snap("rm", "--force", one)
 
 
+@pytest.mark.long  # those of a model in the program: the last test
 def test_replies_of_an_unmodified_agent(snap: Snap, runs: Runs, tmp_path: Path) -> None:
     """The agent runs its tools itself, and its model is asked only where the conversation is another one."""
     look, write = bash("echo one > one; date +%s%N > stamp"), bash("echo two > two")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests import long
 from tests.e2e.support import AGENT, Snap, host_manifest, wait_until
 
 PROGRAM = (
@@ -79,7 +80,7 @@ def line(snap: Snap, runtime: str, tmp_path: Path) -> Iterator[Line]:
     snap("rm", "--force", tmp_path.name)
 
 
-@pytest.mark.parametrize("mode", ["files", "conversation", "both"])
+@pytest.mark.parametrize("mode", long.some(["both", "files", "conversation"], 1))
 def test_the_chosen_parts_go_back_as_previewed_and_undo_restores_them(line: Line, mode: str) -> None:
     snap, target = line.snap, line.steps("shell")[0]
     head = snap.json("log", line.name)[-1]["id"]

@@ -51,6 +51,7 @@ def test_an_agent_gets_a_snapshot_per_call_with_its_conversation(snap: Snap, run
     assert snap("cat", f"{log[2]['id']}:/workspace/f1").stdout == "1\n"
 
 
+@pytest.mark.long  # a pivot: test_fidelity.py
 def test_an_open_log_file_and_a_working_directory_keep_the_fast_path(snap: Snap, runtime: str, tmp_path: Path) -> None:
     agent = tmp_path / "agent.py"
     agent.write_text(
@@ -127,6 +128,7 @@ def test_dependencies_are_installed_once_and_the_agent_needs_no_network(
     assert snap("run", "--runtime", "runc", *options, agent).stdout == "1.16.0\n"
 
 
+@pytest.mark.long  # those that do: the test before
 def test_dependencies_that_do_not_exist_are_said_in_pips_words(snap: Snap, full_image: str, tmp_path: Path) -> None:
     agent = tmp_path / "agent.py"
     agent.write_text('# /// script\n# dependencies = ["snapshotd-no-such-package==9"]\n# ///\nprint(1)\n')
@@ -172,6 +174,7 @@ def test_stop_cuts_a_command_off_and_both_sides_see_what_it_did(snap: Snap, runt
     snap("rm", "--force", trajectory)
 
 
+@pytest.mark.long  # hard links: test_variety.py
 def test_hard_links_survive_a_change_of_both_names(snap: Snap, runtime: str) -> None:
     trajectory, _ = snap.create("--runtime", runtime)
     snap.sh(trajectory, "mkdir d; echo x > d/a; ln d/a d/b; ln d/a c; echo y > single; cp -p single twin")
@@ -197,6 +200,7 @@ def test_rewind_gives_back_older_files_in_place(snap: Snap, runtime: str) -> Non
     snap("rm", "--force", trajectory)
 
 
+@pytest.mark.long  # renames: model/test_overlay_walk.py
 def test_a_directory_of_an_earlier_step_is_renamed_like_any_other(snap: Snap, runtime: str) -> None:
     trajectory, _ = snap.create("--runtime", runtime)
     snap.sh(trajectory, "mkdir -p a/b; echo x > a/b/c")
@@ -208,6 +212,7 @@ def test_a_directory_of_an_earlier_step_is_renamed_like_any_other(snap: Snap, ru
     snap("rm", "--force", trajectory)
 
 
+@pytest.mark.long  # commands are: test_exec.py
 @pytest.mark.runc
 def test_a_run_as_another_user(snap: Snap, runc_ready: None) -> None:
     """Its forks run as the same one."""

@@ -81,6 +81,7 @@ def test_hidden_tests_rank_the_branches(snap: Snap, tries: list[str], hidden: Pa
     assert "try-0: 0.5 (exit code 1" in shown.stderr
 
 
+@pytest.mark.long  # of branches: the first test
 @pytest.mark.runc
 def test_numbers_of_every_snapshot_and_repeated_runs(snap: Snap) -> None:
     trajectory, _ = snap.create("--runtime", "runc")
@@ -97,6 +98,7 @@ def test_numbers_of_every_snapshot_and_repeated_runs(snap: Snap) -> None:
     assert "0 ± 0  0.00    0.00    1 " in shown[1]
 
 
+@pytest.mark.long  # numbers: the test before
 @pytest.mark.runc
 def test_a_row_without_a_score_says_why_and_the_rest_goes_on(snap: Snap, tries: list[str], hidden: Path) -> None:
     def errors(*words: str | Path) -> dict[str, str | None]:
@@ -184,6 +186,7 @@ def test_a_tag_moves_only_where_the_command_passes(snap: Snap) -> None:
     snap("tag", "--delete", "passing", "--if", "true", code=UsageError.exit_code)
 
 
+@pytest.mark.long  # commands that never end: test_ctrl_c_ends_commands_that_never_end
 @pytest.mark.runc
 def test_a_run_that_takes_too_long_has_no_score(snap: Snap, tries: list[str]) -> None:
     script = "grep -q 'n \\* n' answer.py || sleep 600"

@@ -37,7 +37,6 @@ def fetched(sandbox: Sandbox, path: str) -> bytes:
         return data
 
 
-@pytest.mark.each_runtime
 @pytest.mark.timeout(300)
 def test_a_server_comes_back(own_snap: Snap, runtime: str) -> None:
     snap = own_snap
@@ -82,6 +81,7 @@ def test_a_server_comes_back(own_snap: Snap, runtime: str) -> None:
         one_more.remove(force=True)
 
 
+@pytest.mark.long  # a sandbox says so: unit/daemon/test_services.py
 @pytest.mark.runc
 def test_a_rewind_says_at_once_which_did_not_come_back(own_snap: Snap) -> None:
     box, _ = own_snap.create("--runtime", "runc")
@@ -113,9 +113,11 @@ def test_a_rewind_says_at_once_which_did_not_come_back(own_snap: Snap) -> None:
 @pytest.mark.parametrize(
     "point",
     [
-        "engine.service.ready",
         "engine.service.declared",
-        *(pytest.param(f"engine.{name}", marks=pytest.mark.long) for name in ("command.begun", "step.sealed")),
+        *(
+            pytest.param(f"engine.{name}", marks=pytest.mark.long)
+            for name in ("service.ready", "command.begun", "step.sealed")
+        ),
     ],
 )
 def test_killed_at_a_failpoint(own_snap: Snap, point: str) -> None:
@@ -161,6 +163,7 @@ for number in range(4):
 """
 
 
+@pytest.mark.long  # without an agent: test_a_server_comes_back
 @pytest.mark.timeout(300)
 def test_an_agent_that_is_resumed_or_forked_has_it_before_it_goes_on(
     own_snap: Snap, runtime: str, tmp_path: Path

@@ -108,6 +108,7 @@ def test_one_snapshot(here: Snap, there: Snap, history: History, tmp_path: Path)
     there("check", "--read-data")
 
 
+@pytest.mark.long  # increments: unit/engine/test_bundle.py
 def test_a_line_in_two_parts(here: Snap, there: Snap, history: History, tmp_path: Path) -> None:
     middle, last = history.snapshots[2], history.snapshots[-1]
     here("export", middle, "--trajectory", "-o", tmp_path / "first")
@@ -234,6 +235,7 @@ def _tool(*command: str | Path, code: int = 0) -> str:
     return result.stdout
 
 
+@pytest.mark.long  # what is looked into: unit/fuse and system/test_fuse.py
 def test_looking_through_folders(here: Snap, history: History, tmp_path: Path) -> None:
     top = tmp_path / "top"
     top.mkdir()
@@ -312,6 +314,7 @@ def _children(pid: int) -> list[int]:
 # -- the catalog -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long  # others are: unit/engine/test_rebuild.py, test_missing_files.py
 @pytest.mark.parametrize("how", [pytest.param("torn", marks=pytest.mark.long), "gone"])
 def test_the_catalog_is_made_again(root: Path, tmp_path: Path, how: str) -> None:
     snap = Snap(tmp_path / "state")

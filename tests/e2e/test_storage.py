@@ -32,6 +32,7 @@ def spooled(snap: Snap) -> set[str]:
     return {path.name for path in (snap.state_dir / "repo" / "blobs").rglob("*") if path.is_file()}
 
 
+@pytest.mark.long  # test_share.py and others wait so
 def test_wait_stored(small: Snap, runtime: str) -> None:
     before = spooled(small)  # outputs of a snapshot that was removed before it was stored stay until the next start
     made = small.json("create", "--runtime", runtime, "--wait", "stored")
@@ -159,6 +160,7 @@ def test_prune_says_what_goes_and_does_it(smaller: Snap) -> None:
     small("check", "--read-data")
 
 
+@pytest.mark.long  # repair: test_damage.py
 def test_damage_is_found_named_and_repaired_from_layers(smaller: Snap) -> None:
     snap = smaller
     trajectory, _ = snap.create("--runtime", "runc")

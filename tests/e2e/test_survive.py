@@ -126,6 +126,8 @@ def _expected() -> dict[str, Any]:
 
 WALKED = ("engine.step.", "engine.journal.begun", "engine.journal.ended", "engine.values.", "engine.output.")
 """Failpoints that a running program passes."""
+SHORT = ("engine.output.moved", "engine.journal.begun")
+"""Those of the short set. At those of a step, test_kills.py dies; when a call has ended, test_a_reply_that_did_not_arrive."""
 
 
 def _ended(running: subprocess.Popen[str]) -> None:
@@ -166,6 +168,7 @@ for number in range(%COUNT%):
 """.replace("%COUNT%", str(COUNT))
 
 
+@pytest.mark.long  # a program's own calls: test_killed_again_and_again
 @pytest.mark.runc
 def test_commands_that_start_while_no_daemon_is_there(lone: Snap, runc_ready: None, tmp_path: Path) -> None:
     """Each is a process of its own, which no daemon has greeted yet."""
@@ -187,7 +190,9 @@ def test_commands_that_start_while_no_daemon_is_there(lone: Snap, runc_ready: No
 @pytest.mark.runc
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("hit", [pytest.param(1, marks=pytest.mark.long), 7])
-@pytest.mark.parametrize("failpoint", [name for name in failpoints.NAMES if name.startswith(WALKED)])
+@pytest.mark.parametrize(
+    "failpoint", [name for name in failpoints.NAMES if name.startswith(WALKED) and (long.LONG or name in SHORT)]
+)
 def test_killed_at_a_failpoint(lone: Snap, runc_ready: None, program: Path, failpoint: str, hit: int) -> None:
     snap = lone
     snap.stop_daemon()
@@ -235,7 +240,7 @@ while True:
 """
 
 
-@pytest.mark.long  # e2e/test_gateway.py kills the daemon, too
+@pytest.mark.long  # the next test kills the daemon under such an agent, too
 @pytest.mark.runc
 @pytest.mark.timeout(600)
 def test_behind_the_gateway(lone: Snap, runc_ready: None, tmp_path: Path) -> None:
@@ -285,6 +290,7 @@ def test_a_reply_that_did_not_arrive(lone: Snap, runc_ready: None, tmp_path: Pat
     assert _asked_over_a_death(lone, tmp_path, f"engine.journal.ended:{hit}") == [0, 1, 2]
 
 
+@pytest.mark.long  # one that was recorded: the test before
 @pytest.mark.runc
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.long), 2])
@@ -382,6 +388,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.long  # before one: the test above; afterwards: system/test_lost_exit_code.py
 @pytest.mark.runc
 @pytest.mark.parametrize("code", [pytest.param(0, marks=pytest.mark.long), 7])
 def test_the_keeper_dies_after_a_restart(lone: Snap, runc_ready: None, tmp_path: Path, code: int) -> None:

@@ -146,6 +146,7 @@ def test_options_say_the_same_as_the_file(snap: Snap, source: Source) -> None:
         snap("rm", "--force", fork)
 
 
+@pytest.mark.long  # by the command line: the first test
 def test_the_client_takes_the_keywords_of_edit_and_create(snap: Snap, source: Source) -> None:
     client = Snapshotd(state_dir=snap.state_dir, autostart=False)
     forked = client.fork(
@@ -192,6 +193,7 @@ def test_a_child_s_secret_in_its_arguments_is_recorded_nowhere(snap: Snap) -> No
         client.remove(each, force=True)
 
 
+@pytest.mark.long  # other changes: the first test
 @pytest.mark.runc
 def test_a_child_s_gateway_asks_for_its_own_model(snap: Snap, tmp_path: Path) -> None:
     """What is recorded is answered from the record; another resume asks for that model, too."""

@@ -31,7 +31,7 @@ from tests.e2e.support import Snap, wait_until
 
 KINDS = {"xfs": ("mkfs.xfs", "-q"), "ext4": ("mkfs.ext4", "-q"), "btrfs": ("mkfs.btrfs", "-q"), "tmpfs": ()}
 """File systems to restore to, and how they are made."""
-LONG = ("btrfs", "tmpfs")
+LONG = ("xfs", "btrfs", "tmpfs")
 """Those of the long set: another file system than the source's, with its warnings, is ext4."""
 TREES = (b"tree", b"deep")
 """Below /workspace: everything that common tools can read, and what is deeper than PATH_MAX."""
