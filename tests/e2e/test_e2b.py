@@ -303,6 +303,7 @@ def test_lists_and_times(box: Any, sdk: Any) -> None:
     assert not again.kill()
 
 
+@pytest.mark.long  # without E2B: unit/daemon/test_services.py
 def test_a_sandbox_ends_when_its_time_is_over(sdk: Any, own_snap: Snap) -> None:
     ends = sdk.Sandbox.create(timeout=2)
     sleeps = sdk.Sandbox.create(timeout=2, lifecycle={"on_timeout": "pause"})

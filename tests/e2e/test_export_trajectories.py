@@ -196,6 +196,7 @@ while True:
 """
 
 
+@pytest.mark.long  # what is captured: unit/gateway/test_tokens.py
 def test_captured_tokens(snap: Snap, runc_ready: None, tmp_path: Path) -> None:
     """They are with the model calls and in both exports, forks go on capturing, and a secret's ids are not kept."""
     program = tmp_path / "asks.py"

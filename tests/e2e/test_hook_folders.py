@@ -170,6 +170,7 @@ def mounted(image: Path, at: Path) -> Iterator[int]:
         subprocess.run(["umount", "--lazy", str(at)], check=True)
 
 
+@pytest.mark.long  # that is told: test_hook_disks.py
 @pytest.mark.parametrize("is_older", long.some([False, True], 1))
 @pytest.mark.parametrize(
     "kind", ["ext4", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("xfs", "btrfs"))]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from snapshotd.client import Snapshotd
 from tests.e2e.support import Snap, host_manifest
 
@@ -11,6 +13,7 @@ STEPS = 80
 MAX_LAYERS = 32
 
 
+@pytest.mark.long  # shallow: test_scale.py; exact: test_fidelity.py, test_deleted_names.py
 def test_stacks_stay_shallow_and_old_snapshots_exact(snap: Snap, tmp_path: Path) -> None:
     client = Snapshotd(state_dir=snap.state_dir, autostart=False)
     trajectory, _ = snap.create("--runtime", "runc")

@@ -137,6 +137,7 @@ def test_a_run_state_is_gone_on_from_twice() -> None:
     play(scene)
 
 
+@pytest.mark.long  # a run that another program goes on with: the test before
 @pytest.mark.parametrize(
     ("point", "step"),
     [("after", 3), *((point, step) for point in ("model", "in", "after") for step in long.size(range(0), range(1, 7)))],

@@ -109,6 +109,7 @@ def test_a_rewind_says_at_once_which_did_not_come_back(own_snap: Snap) -> None:
     own_snap("rm", "--force", box)
 
 
+@pytest.mark.long  # a daemon that is killed at no such point: test_a_server_comes_back
 @pytest.mark.runc
 @pytest.mark.parametrize(
     "point",

@@ -81,6 +81,7 @@ def test_an_evicted_snapshot_is_all_there(small: Snap, runtime: str) -> None:
         small("rm", "--force", each)
 
 
+@pytest.mark.long  # when it dies: system/test_cold_kill.py
 def test_the_lazy_process_may_die(small: Snap) -> None:
     trajectory, _ = small.create("--runtime", "runc")
     snapshot = small.sh(trajectory, "seq 1000 > numbers")["snapshot"]
