@@ -26,7 +26,7 @@ ON_THE_WAY = [
 """Failpoints that a run or its resume passes. (The end of a model's call, of which it has none: test_survive.py.)"""
 WITH_A_MOUNT = ("engine.start.pivoted",)
 """Those that a plain folder does not pass."""
-SHORT = ("engine.step.", "engine.resume.")
+SHORT = ("engine.step.sealed", "engine.step.outputs_saved", "engine.resume.")
 """Those of the short set, which dies at the others in test_survive.py and in tests/crash/test_storage_kill.py."""
 
 

@@ -127,7 +127,8 @@ def _expected() -> dict[str, Any]:
 WALKED = ("engine.step.", "engine.journal.begun", "engine.journal.ended", "engine.values.", "engine.output.")
 """Failpoints that a running program passes."""
 SHORT = ("engine.output.moved", "engine.journal.begun")
-"""Those of the short set. At those of a step, test_kills.py dies; when a call has ended, test_a_reply_that_did_not_arrive."""
+"""Those of the short set. In the middle of a step, test_kills.py dies; when a call has ended,
+test_a_reply_that_did_not_arrive."""
 
 
 def _ended(running: subprocess.Popen[str]) -> None:
