@@ -14,7 +14,6 @@ import errno
 import hashlib
 import os
 import re
-import select
 import shutil
 import subprocess
 import time
@@ -29,6 +28,7 @@ from snapshotd.images import recipes
 from snapshotd.images.recipes import Mirror, Recipe
 from snapshotd.images.root import MADE_AT_NS, prepare_root, settle_times
 from snapshotd.kernel import files, rootless
+from snapshotd.kernel.processes import wait_readable
 
 _FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "don't have enough free space")
 """Words of programs, and of apt, about a full disk."""
@@ -40,37 +40,14 @@ _EXCLUDED = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/info/*", "/usr/
 _KEPT = ("/usr/share/doc/*/copyright", "/usr/share/locale/locale.alias")
 _EMPTIED = (b"var/cache/apt", b"var/cache/ldconfig", b"var/lib/apt/lists", b"dev", b"tmp")
 _REMOVED = (
-    b"etc/apt/apt.conf.d/99mmdebstrap",
-    b"etc/dpkg/dpkg.cfg.d/99mmdebstrap",
-    b"etc/apt/sources.list",
-    b"etc/hostname",
-    b"etc/resolv.conf",
-    b"etc/machine-id",
-    b"var/lib/dbus/machine-id",
-    b"etc/.pwd.lock",
-    b"var/lib/dpkg/lock",
-    b"var/lib/dpkg/lock-frontend",
-    b"var/lib/dpkg/triggers/Lock",
-    b"var/lib/systemd/random-seed",
-    b"etc/passwd-",
-    b"etc/group-",
-    b"etc/shadow-",
-    b"etc/gshadow-",
-    b"var/cache/debconf/config.dat-old",
-    b"var/cache/debconf/templates.dat-old",
-    b"var/cache/debconf/passwords.dat",
-    b"var/log/btmp",
-    b"var/log/wtmp",
-    b"var/log/lastlog",
-    b"var/log/faillog",
-    b"var/log/dpkg.log",
-    b"var/log/alternatives.log",
-    b"var/log/bootstrap.log",
-    b"var/log/fontconfig.log",
-    b"var/log/apt/history.log",
-    b"var/log/apt/term.log",
-    b"var/log/apt/eipp.log.xz",
-)
+    b"etc/apt/apt.conf.d/99mmdebstrap etc/dpkg/dpkg.cfg.d/99mmdebstrap etc/apt/sources.list etc/hostname "
+    b"etc/resolv.conf etc/machine-id var/lib/dbus/machine-id etc/.pwd.lock var/lib/dpkg/lock "
+    b"var/lib/dpkg/lock-frontend var/lib/dpkg/triggers/Lock var/lib/systemd/random-seed etc/passwd- etc/group- "
+    b"etc/shadow- etc/gshadow- var/cache/debconf/config.dat-old var/cache/debconf/templates.dat-old "
+    b"var/cache/debconf/passwords.dat var/log/btmp var/log/wtmp var/log/lastlog var/log/faillog var/log/dpkg.log "
+    b"var/log/alternatives.log var/log/bootstrap.log var/log/fontconfig.log var/log/apt/history.log "
+    b"var/log/apt/term.log var/log/apt/eipp.log.xz"
+).split()
 _FILES_HOOK = (
     'tar -C "$SNAPSHOTD_RECIPE/files" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --sort=name -c . | '
     'chroot "$1" tar -x --keep-directory-symlink --no-overwrite-dir -C /'
@@ -206,10 +183,9 @@ def _run(command: list[str], recipe: Recipe, sources: str, progress: Callable[[s
 
 def _follow(process: subprocess.Popen[bytes], last: deque[str], progress: Callable[[str], None]) -> None:
     assert process.stdout is not None
-    fd, rest, poll = process.stdout.fileno(), b"", select.poll()  # select(2) knows no descriptor above 1023
-    poll.register(fd, select.POLLIN)
+    fd, rest = process.stdout.fileno(), b""
     while True:
-        if not poll.poll(_SILENCE_S * 1000):
+        if not wait_readable(fd, _SILENCE_S):
             raise UsageError(
                 f"building an image stopped: mmdebstrap said nothing for {_SILENCE_S // 60} minutes; check the package mirror"
             )
