@@ -124,7 +124,7 @@ class Editing:
         began = self._catalog.get_trajectory(source.trajectory).began
         if began is not None:
             self._catalog.set_began(trajectory.id, began)
-        with self._rewinding.quiet(sandbox, "edit"):
+        with self._rewinding.quieten(sandbox, "edit"):
             self._replace(sandbox, source, request.files)
             sandbox.mind.messages[:] = mind.added
             sandbox.mind.put(mind.state, changed=True)

@@ -90,7 +90,7 @@ class Merging:
             return MergePlan(source, ViewTree(present, parts), in_sandbox=True)
 
     def _write(self, into: Trajectory, base: Snapshot, source: Snapshot, head: Snapshot, items: Items) -> Snapshot:
-        with self._sessions.start_for_change(into) as sandbox, self._rewinding.quiet(sandbox, "merge into"):
+        with self._sessions.start_for_change(into) as sandbox, self._rewinding.quieten(sandbox, "merge into"):
             self._rewinding.settle(sandbox, mind=False)
             if sandbox.head != head.id:
                 raise Conflict(

@@ -133,7 +133,7 @@ class Forks:
         self._secrecy, self._config = context.secrecy, context.config
         self._sessions, self._forget, self._resume = sessions, forget, resume
 
-    def once(self, source: Snapshot, name: str | None, announce: Announce) -> Trajectory:
+    def fork_one(self, source: Snapshot, name: str | None, announce: Announce) -> Trajectory:
         """Make one fork. UsageError: a malformed name. Other errors: as `fork`."""
         check_name(name)
         one = children(1, None, name, ())
