@@ -281,7 +281,7 @@ class Sessions:
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def check_place(self, sandbox: Sandbox) -> None:
-        """Conflict: no command can run now, because a replay gives the sandbox one root after another."""
+        """Check that a command can run now. Conflict: a replay gives the sandbox one root after another."""
         journal = self._find_journal(sandbox.trajectory)
         if journal is not None and journal.replay.retraces:
             name = short(sandbox.trajectory.id)

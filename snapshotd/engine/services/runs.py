@@ -98,7 +98,7 @@ class RunService:
         return trajectory
 
     def _start_services(self, sandbox: Sandbox) -> None:
-        """SandboxFailed: one of the services that a new sandbox declares does not get ready."""
+        """Start the services that a new sandbox declares. SandboxFailed: one does not get ready."""
         failures = self._sessions.services.start(sandbox)
         if failures:
             raise SandboxFailed(f"the sandbox is not made: {failures[0]}")
@@ -319,7 +319,7 @@ class RunService:
             gone.add(line)
 
     def _check_whole(self, ref: str, trajectory: Trajectory) -> None:
-        """UsageError: `ref` names one snapshot of the trajectory, and `rm` removes whole trajectories only."""
+        """Check that `ref` names the whole trajectory. UsageError: it names one of its snapshots."""
         if ref in (trajectory.name, trajectory.id):
             return
         snapshot = self._catalog.resolve_snapshot(ref)
@@ -341,7 +341,7 @@ class RunService:
 
 
 def _reuse_arguments(request: RunRequest) -> dict[str, bool]:
-    """UsageError: replies are to be reused, and calls not."""
+    """The arguments of a `start` that asks for reuse. UsageError: replies are to be reused, and calls not."""
     if request.reuse_replies and not request.reuse:
         raise UsageError("the replies of earlier runs are reused together with their calls only; ask for `reuse`, too")
     asked = {REUSE: request.reuse, REPLIES: request.reuse_replies}

@@ -78,7 +78,7 @@ class _Patience:
         return min(deadline, self._until)
 
     def check(self) -> None:
-        """SandboxFailed: the caller has no more time, or is gone."""
+        """Check that the caller still waits. SandboxFailed: it has no more time, or is gone."""
         if self._caller is not None and self._caller.gone:
             raise SandboxFailed("its caller was gone before it was ready")
         if time.monotonic() >= self._until:
