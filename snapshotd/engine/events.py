@@ -197,7 +197,7 @@ class EventLogs:
             return self._live.get(trajectory)
 
     def follow(self, trajectory: str, *, wait: Wait) -> Iterator[Event]:
-        """Empty when the trajectory never ran an agent."""
+        """The events of a trajectory's run, as `EventLog.follow`; none if it never ran an agent."""
         log = self.live(trajectory)
         if log is not None:
             yield from log.follow(wait=wait)

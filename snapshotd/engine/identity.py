@@ -69,7 +69,7 @@ def give(runtime: Runtime, container: Container, target: Target, run_dir: Path, 
 
 
 def cover_machine_id(target: Target, store: LayerStore, image: ImageID, run_dir: Path) -> None:
-    """From its next root on, the container has its own machine id, if the image has one."""
+    """Give the container its own machine id with its next root, if the image has one."""
     root = store.open_image(image)
     try:
         spot = files.open_beneath(root, MACHINE_ID, os.O_PATH | os.O_NOFOLLOW)

@@ -17,33 +17,33 @@ class Ownership:
     """The rights of a daemon that is alone: nothing is refused. Thread-safe, as all subclasses are."""
 
     def add_new(self, trajectories: Iterable[TrajectoryID]) -> None:
-        """These trajectories were just made here: they are this daemon's."""
+        """Take trajectories that were just made here for this daemon's."""
 
     def check_lease(self) -> None:
-        """Unavailable: the node's lease is over, so nothing may run until it is renewed."""
+        """Check that the node's lease holds. Unavailable: it is over, so nothing may run until it is renewed."""
 
     def check_start(self) -> None:
-        """Before a sandbox begins. As `check_lease`; Conflict: the node drains."""
+        """Check that a sandbox may begin. Conflict: the node drains; else as `check_lease`."""
 
     def check(self, trajectory: TrajectoryID) -> None:
-        """Before anything runs in a trajectory's sandbox. Conflict: another node owns it, whose name and address are told;
-        Unavailable: the node's lease is over, or nobody can tell who owns it."""
+        """Check that something may run in a trajectory's sandbox. Conflict, with the name and address of the node that owns it;
+        Unavailable: this node's lease is over, or the owner is not known."""
 
     def take_over(self, trajectory: TrajectoryID) -> None:
-        """Before a trajectory is resumed: own it, if its owner has handed it over, or has lost its lease. Else as `check`."""
+        """Own a trajectory that is to be resumed, if its owner has handed it over or has lost its lease. Else as `check`."""
 
     def record_intent(self, trajectory: TrajectoryID, entry: JournalEntry) -> None:
-        """Before an irreversible call runs: returns when the fleet knows of it. Conflict, Undecided, Unavailable: it must not
-        run."""
+        """Tell the fleet of an irreversible call before it runs, and return when the fleet knows of it. Conflict, Undecided,
+        Unavailable: it must not run."""
 
     def confirm_intent(self, call: CallID) -> None:
-        """As the last thing before an irreversible call runs. Unavailable: the lease has run out meanwhile."""
+        """Check, as the last thing before an irreversible call runs, that the lease holds. Unavailable: it has run out."""
 
     def decide_intents(self, decided: Mapping[CallID, bool]) -> None:
-        """A person has said of calls whether they have happened. Not an error for those that the fleet does not know."""
+        """Tell the fleet what a person has said of calls: whether they happened. Not an error for calls that it does not know."""
 
     def catch_up(self) -> bool:
-        """Something that is stored was not found: learn what other nodes have stored, or moved. True: look again."""
+        """Learn what other nodes have stored or moved, because something stored was not found. True: look again."""
         return False
 
     def hold(self, members: Members) -> Members:

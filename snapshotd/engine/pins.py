@@ -22,7 +22,7 @@ class Pins:
         self._hold: Callable[[Snapshot], object] = lambda _: None
 
     def hold_with(self, hold: Callable[[Snapshot], object]) -> None:
-        """From now on each snapshot is told to `hold` when it is pinned, which keeps it where other nodes could remove it.
+        """Call `hold` with each snapshot that is pinned from now on: it keeps the snapshot where other nodes could remove it.
         NotFound: it is gone there."""
         self._hold = hold
 

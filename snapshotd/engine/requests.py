@@ -74,8 +74,8 @@ class Requests:
 
     @contextmanager
     def asking(self, request: RequestKey | None) -> Iterator[Asking]:
-        """For the time of a request; `request`: its key, if it has one. The verbs that are called in `Asking.once` belong
-        to it."""
+        """The request of a client, for the block in which the client waits. `request`: its key, if it has one. The verbs that
+        are called in `Asking.once` belong to it."""
         if request is None:
             yield Asking()
             return

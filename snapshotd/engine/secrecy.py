@@ -87,7 +87,7 @@ class Secrecy:
             return funnel
 
     def conceal_agent(self, trajectory: Trajectory, agent: AgentSpec) -> AgentSpec:
-        """A program as it is recorded: its arguments may hold secrets of the trajectory's environment."""
+        """The program as it is recorded: secrets of the trajectory's environment in its arguments are concealed."""
         return replace(agent, argv=tuple(map(self.of(trajectory).conceal_text, agent.argv)))
 
     def shared_funnel(self, trajectory: Trajectory | None = None) -> Funnel:

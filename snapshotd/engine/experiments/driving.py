@@ -236,7 +236,7 @@ class Driver:
         return _with_score(branch, run, line)
 
     def _check_room(self, line: Trajectory) -> None:
-        """OutOfSpace: the branch's run was interrupted because the disk was full."""
+        """Raise OutOfSpace if the branch's run was interrupted because the disk was full."""
         full: str | None = None
         for event in self._services.runs.events(line.id, follow=False):
             if event["event"] == "started":  # again

@@ -180,7 +180,7 @@ def last_number(output: Sequence[bytes], exit_code: int) -> float:
 
 
 def check_scorer(scorer: Scorer) -> None:
-    """UsageError: it makes no sense."""
+    """Check that a scorer makes sense. UsageError."""
     if not scorer.argv:
         raise UsageError("there is no command to score with")
     if scorer.number and scorer.report is not None:

@@ -213,7 +213,8 @@ class ExperimentService:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _trajectories(self, record: Experiment) -> builtins.list[Trajectory]:
-        """Its branches, and the sandbox that was made for it, newest first: never what only has such a name."""
+        """The experiment's branches, and the sandbox that was made for it, newest first. A trajectory that only has such a name
+        is not among them."""
         known = {one.trajectory for one in self._table.branches(record.name)}
         found = self._services.snapshots.trajectories()[::-1]
         return [line for line in found if line.id in known or line.experiment == record.id]
@@ -366,7 +367,7 @@ def _without_secrets(source: SandboxFields) -> SandboxFields:
 
 
 def _check(request: ExperimentRequest) -> None:
-    """UsageError: it makes no sense."""
+    """Check that a description makes sense. UsageError."""
     check_name(request.name)
     check_scorer(request.scorer)
     labels = [one.label for one in request.variants]

@@ -104,8 +104,8 @@ class Editing:
         return self._half_made.making()
 
     def check(self, source: Snapshot, request: EditRequest) -> None:
-        """UsageError, LimitExceeded: this snapshot cannot be edited so. Files that the tree cannot take are found by
-        `change`."""
+        """Check that the snapshot can be edited so. Files that the tree cannot take are found by `change`. UsageError,
+        LimitExceeded."""
         for item in request.files:
             check_file(item)
         if request.result is not None or request.messages is not None or request.add_messages or request.drop_messages:
@@ -124,7 +124,7 @@ class Editing:
         began = self._catalog.get_trajectory(source.trajectory).began
         if began is not None:
             self._catalog.set_began(trajectory.id, began)
-        with self._rewinding.quiet(sandbox, "edit"):
+        with self._rewinding.quieten(sandbox, "edit"):
             self._replace(sandbox, source, request.files)
             sandbox.mind.messages[:] = mind.added
             sandbox.mind.put(mind.state, changed=True)
@@ -165,8 +165,8 @@ class Editing:
         return not is_result(request.add_messages[0]) and bool(unanswered(end))
 
     def _check_is_heard(self, source: Snapshot) -> None:
-        """UsageError for an agent behind the gateway: it sends its model what it remembers itself, so that a changed
-        result or message would be in the record and never reach the model."""
+        """Check that the agent would send its model a changed result or message. UsageError: an agent behind the gateway sends
+        what it remembers itself."""
         entries = list(self._catalog.journal(source.id))
         on_wire = [entry for entry in entries if entry.kind is EntryKind.MODEL and entry.details.get("gateway")]
         apart = any(LANE in entry.details for entry in on_wire)
@@ -266,7 +266,7 @@ class Editing:
 
 
 def check_file(item: FileEdit) -> None:
-    """UsageError for a path or a mode that no file can have."""
+    """Check that a file can have the path and the mode. UsageError."""
     parts = item.path.strip(b"/").split(b"/")
     if any(part in (b"", b".", b"..") or len(part) > 255 or b"\0" in part for part in parts):
         raise UsageError(f"{os.fsdecode(item.path)[:200]!r} cannot be edited: it is no path of a file")

@@ -9,8 +9,8 @@ from snapshotd.types import Snapshot
 
 
 def lineage(find: Callable[[str], Snapshot], ref: str) -> list[Snapshot]:
-    """A snapshot and those before it, oldest first. After a rewind or an edit it goes on with the snapshot whose
-    conversation was kept. NotFound, also where the trajectory is removed meanwhile; Ambiguous."""
+    """A snapshot and its ancestors, oldest first. Before a rewind or an edit comes the snapshot whose conversation was
+    kept. NotFound, also where the trajectory is removed meanwhile; Ambiguous."""
     found = [find(ref)]
     try:
         while (before := found[-1].continues) is not None:

@@ -46,7 +46,7 @@ class Merging:
         return self._merge(into, into.head, self._catalog.resolve_snapshot(request.source).id, request)
 
     def recall(self, made: Snapshot, request: MergeRequest) -> Merged:
-        """The same answer again for the snapshot that a merge has made."""
+        """The answer to the merge that has made this snapshot, once more."""
         assert made.parent is not None
         into = self._catalog.get_trajectory(made.trajectory)
         return self._merge(into, made.parent, SnapshotID(made.call.arguments["from"]), request, made)
@@ -90,7 +90,7 @@ class Merging:
             return MergePlan(source, ViewTree(present, parts), in_sandbox=True)
 
     def _write(self, into: Trajectory, base: Snapshot, source: Snapshot, head: Snapshot, items: Items) -> Snapshot:
-        with self._sessions.start_for_change(into) as sandbox, self._rewinding.quiet(sandbox, "merge into"):
+        with self._sessions.start_for_change(into) as sandbox, self._rewinding.quieten(sandbox, "merge into"):
             self._rewinding.settle(sandbox, mind=False)
             if sandbox.head != head.id:
                 raise Conflict(

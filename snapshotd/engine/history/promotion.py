@@ -47,11 +47,11 @@ class Promotion:
             messages, entries = self._messages_since(head, kept), self._copy_entries(branch, head, common)
             with self._sessions.start_for_change(target) as sandbox:
                 if compensate:
-                    with self._rewinding.quiet(sandbox, "promote a branch to"):
+                    with self._rewinding.quieten(sandbox, "promote a branch to"):
                         self._rewinding.settle(sandbox, mind=True)
                         left = self._effects.beyond(self._catalog.get_trajectory(target.id), head)
                     self._effects.run_all(target, left, "`snapshotd promote --yes` leaves the call behind")
-                with self._rewinding.quiet(sandbox, "promote a branch to"):
+                with self._rewinding.quieten(sandbox, "promote a branch to"):
                     self._rewinding.settle(sandbox, mind=True)
                     if sandbox.head != common.id and not (leave_behind or compensate):
                         raise Conflict(self._divergence(branch, self._catalog.get_trajectory(target.id), head, common))
@@ -92,7 +92,7 @@ class Promotion:
         sandbox = self._sessions.find(branch.id)
         if sandbox is not None and not sandbox.closed:
             try:
-                with self._rewinding.quiet(sandbox, "promote"):
+                with self._rewinding.quieten(sandbox, "promote"):
                     self._rewinding.settle(sandbox, mind=True)
             finally:
                 self._sessions.services.revive(sandbox)

@@ -74,7 +74,7 @@ class Retry:
     def retry(self, trajectory: Trajectory, name: str, *, compensate: bool) -> Snapshot:
         """See `BranchingService.retry`, without the resumption."""
         with self._sessions.start_for_change(trajectory) as sandbox:
-            with self._rewinding.quiet(sandbox, "retry a task of"):
+            with self._rewinding.quieten(sandbox, "retry a task of"):
                 self._rewinding.settle(sandbox, mind=True)
                 head = self._catalog.get_snapshot(sandbox.head)
             with self._context.pins.pinned(head.id):
@@ -84,7 +84,7 @@ class Retry:
                         trajectory, plan.effects, "`snapshotd retry --no-compensate` leaves the call behind"
                     )
                 with (
-                    self._rewinding.quiet(sandbox, "retry a task of"),
+                    self._rewinding.quieten(sandbox, "retry a task of"),
                     self._context.pins.pinned(plan.target.id) as target,
                 ):
                     self._rewinding.settle(sandbox, mind=True)

@@ -66,10 +66,10 @@ class Rewinding:
         self._check(trajectory, to, mode)
         with self._sessions.start_for_change(trajectory) as sandbox:
             if compensate and mode != "files":
-                with self.quiet(sandbox, "rewind"):
+                with self.quieten(sandbox, "rewind"):
                     effects = self._effects.beyond(self._catalog.get_trajectory(trajectory.id), to)
                 self._effects.run_all(trajectory, effects, "`snapshotd rewind --yes` leaves the call behind")
-            with self.quiet(sandbox, "rewind"):
+            with self.quieten(sandbox, "rewind"):
                 self.settle(sandbox, mind=mode != "files")
                 call = marker("rewind", {"to": to.id, "mode": mode, "from": sandbox.head})
                 return self.switch(
@@ -80,7 +80,7 @@ class Rewinding:
         """See `BranchingService.undo`."""
         with (
             self._sessions.start_for_change(trajectory) as sandbox,
-            self.quiet(sandbox, "undo", end=False),  # their snapshots would be what it finds
+            self.quieten(sandbox, "undo", end=False),  # their snapshots would be what it finds
         ):
             last = self._catalog.get_snapshot(sandbox.head)
             if last.trajectory != trajectory.id or last.parent is None or not is_marker(self._catalog, last, UNDOABLE):
@@ -107,7 +107,7 @@ class Rewinding:
     # -- what other verbs do, too --------------------------------------------------------------------------------------
 
     @contextmanager
-    def quiet(self, sandbox: Sandbox, what: str, *, end: bool = True) -> Iterator[None]:
+    def quieten(self, sandbox: Sandbox, what: str, *, end: bool = True) -> Iterator[None]:
         """Hold the sandbox's lock for the block, in which nothing but init lives in it and no command owns it. Conflict: a
         command owns it, or a process lives. With `end`, commands in the background are ended first. Services are ended;
         the caller starts them again."""

@@ -166,7 +166,7 @@ def _check_tenant(tenant: str) -> None:
 
 
 def _check(tenant: str, namespace: str, key: str | None = None) -> None:
-    """UsageError naming the malformed part."""
+    """Check the names of a place in the store. UsageError, naming the malformed part."""
     _check_tenant(tenant)
     parts = namespace.split("/")
     if len(parts) > MAX_NAMESPACE_PARTS or not all(_is_word(part) for part in parts):

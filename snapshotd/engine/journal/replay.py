@@ -291,9 +291,9 @@ def _is_passed_over(entry: JournalEntry) -> bool:
 
 
 def _without_repeated(entries: Iterable[JournalEntry]) -> list[JournalEntry]:
-    """Without the failed requests on the wire that their sender repeated until they were answered, and without those at
-    the end: a program that runs again asks once. A request that failed for good fails again, if the program went on
-    after it."""
+    """The entries without failed requests on the wire that their sender repeated until they were answered, and without
+    failed requests at the end: a program that runs again asks once. A request that failed for good fails again, if the
+    program went on after it."""
     left: list[JournalEntry] = []
     answered: set[tuple[str, str]] = set()
     for entry in reversed(list(entries)):

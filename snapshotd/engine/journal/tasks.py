@@ -76,7 +76,7 @@ def tasks_of(state: dict[str, Any]) -> list[Task]:
 
 
 def find(state: dict[str, Any], name: str) -> Task:
-    """NotFound, naming the tasks that there are."""
+    """The task of this name. NotFound, naming the tasks that there are."""
     known = tasks_of(state)
     found = next((task for task in known if task.name == name), None)
     if found is None:

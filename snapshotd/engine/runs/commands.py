@@ -105,7 +105,8 @@ class KnownCommands:
         return sorted([*known, *foreground], key=lambda info: info.began_at_ns)
 
     def find(self, trajectory: Trajectory, ref: str) -> CommandInfo:
-        """By unique prefix of its id, or the newest one of a service by its name. NotFound, Ambiguous."""
+        """The command with this unique prefix of its id, or the newest command of the service of this name. NotFound,
+        Ambiguous."""
         known = self.all_of(trajectory.id)
         served = [info for info in known if info.service == ref]
         if served:
@@ -158,7 +159,7 @@ class KnownCommands:
         return self._records.follow(self._find_in_background(trajectory, ref), wait=follow)
 
     def _running(self, info: CommandInfo) -> _Live:
-        """Conflict: it has ended."""
+        """The command as it runs. Conflict: it has ended."""
         with self._lock:
             live = self._live.get(info.id)
         if live is None:

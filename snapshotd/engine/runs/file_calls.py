@@ -74,7 +74,7 @@ class _Call:
             )
 
     def check(self) -> None:
-        """Conflict: the sandbox ends, or has ended."""
+        """Check that the sandbox goes on. Conflict: it ends, or has ended."""
         if self.command.cut_off or self.sandbox.closed:
             raise Conflict(
                 f"the sandbox of {short(self.sandbox.trajectory.id)} ended before all was written; try again"
@@ -90,7 +90,7 @@ class _Call:
                 yield fd
 
     def owner(self, user: str | None) -> placing.Owner:
-        """UsageError: no such user."""
+        """The owner of new files. UsageError: there is no such user."""
         if self.sandbox.container.root is not None:
             return placing.Owner(-1, -1)  # as the daemon makes it
         who = users.look_up(self.sandbox.container, user) if user else users.ROOT

@@ -42,7 +42,7 @@ def refusal(what: str, instead: str) -> Unsupported:
 
 
 def check(request: SandboxFields) -> None:
-    """Unsupported: a part of the request cannot be kept in a folder."""
+    """Check that a folder can keep every part of the request. Unsupported."""
     if request.image != SandboxFields().image:
         raise refusal("an image", "leave it out; commands find this machine's programs")
     if request.network is not None:
@@ -58,7 +58,7 @@ def check(request: SandboxFields) -> None:
 
 
 def check_variant(spec: SandboxSpec, one: Variant) -> None:
-    """Unsupported: as `check`, of one child of a fork."""
+    """Check that a folder can keep every part of a fork's child. Unsupported."""
     if spec.runtime != NO_ISOLATION:
         return
     if one.network is not None:

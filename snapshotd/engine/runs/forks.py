@@ -95,7 +95,7 @@ class Changes(Protocol):
     """The way to children that differ from their source in files or mind (engine/history/editing.py)."""
 
     def check(self, source: Snapshot, request: EditRequest) -> None:
-        """UsageError, LimitExceeded: the change cannot be made."""
+        """Check that the change can be made. UsageError, LimitExceeded."""
 
     def making(self) -> AbstractContextManager[Announce]:
         """Inside the block the children that are announced are incomplete."""
@@ -133,7 +133,7 @@ class Forks:
         self._secrecy, self._config = context.secrecy, context.config
         self._sessions, self._forget, self._resume = sessions, forget, resume
 
-    def once(self, source: Snapshot, name: str | None, announce: Announce) -> Trajectory:
+    def fork_one(self, source: Snapshot, name: str | None, announce: Announce) -> Trajectory:
         """Make one fork. UsageError: a malformed name. Other errors: as `fork`."""
         check_name(name)
         one = children(1, None, name, ())
@@ -302,7 +302,7 @@ class Forks:
 
 
 def check_name(name: str | None) -> None:
-    """UsageError: a malformed name."""
+    """Check the form of a trajectory's name. UsageError."""
     if name is not None and not NAME_PATTERN.fullmatch(name):
         raise UsageError(
             f"name {name[:80]!r} is malformed: use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit"

@@ -65,7 +65,7 @@ class Prepared:
         use: SandboxUse,
         started_at_ns: int,
     ) -> Sandbox:
-        """The sandbox that the container is from now on."""
+        """The container as the sandbox that it is from now on."""
         return Sandbox(
             trajectory=trajectory,
             runtime=self.runtime,
@@ -134,7 +134,7 @@ class Launcher:
     def _begin_in_container(
         self, trajectory: Trajectory, stack: Stack, snapshot: Snapshot, writer: TrajectoryWriter, survival: Survival
     ) -> tuple[Prepared, SandboxRoot]:
-        """A container, pivoted into the stack."""
+        """Take a container, and pivot it into the stack."""
         store, prepared = self._context.store, self.take(trajectory.spec)
         lazy_by = lazy_server(store, stack, self._sources)
         target = prepared.target

@@ -126,7 +126,7 @@ def was_killed(fact: Callable[[str], str | None]) -> bool:
 
 
 def mark_clean(context: Context) -> None:
-    """At the very end of a daemon: from now on the layers survive power loss, too. If they cannot be synced, the next
+    """Sync the layers at the very end of a daemon, so that they survive power loss, too. If they cannot be synced, the next
     start does not trust them, and declares snapshots that were only captured lost."""
     proof = context.store.proof
     if proof.missing:

@@ -47,7 +47,7 @@ class Resumes:
             self._settle(self._catalog.get_trajectory(trajectory.id), decisions)
             return self._catalog.get_trajectory(trajectory.id)
         while True:
-            with self._sessions.starting(
+            with self._sessions.start_lock(
                 trajectory.id
             ):  # otherwise a sandbox in which another thread is about to start a program would look idle
                 trajectory = self._catalog.get_trajectory(trajectory.id)

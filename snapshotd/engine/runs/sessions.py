@@ -75,7 +75,7 @@ class Sessions:
         self._context, self._launcher, self._background = context, launcher, background
         self._execution = Execution(context, gateways)
         self.commands = Commands(context, self._execution, background.submit, self.check_place)
-        self.services = SandboxServices(context, self.commands, background.submit, self.starting)
+        self.services = SandboxServices(context, self.commands, background.submit, self.start_lock)
         own = (Places(context, cold.take), gate, store, gateways, self.services.start)
         self._adoption = Adoption(context, background.submit, *own)
         self._live: dict[TrajectoryID, _Live] = {}
@@ -176,7 +176,7 @@ class Sessions:
             if self.find(trajectory) is sandbox:
                 del self._live[trajectory]
 
-    def starting(self, trajectory: TrajectoryID) -> threading.Lock:
+    def start_lock(self, trajectory: TrajectoryID) -> threading.Lock:
         """The lock under which a trajectory's sandbox is started, so that there is only one."""
         with self._lock:
             return self._starting.setdefault(trajectory, threading.Lock())
@@ -191,7 +191,7 @@ class Sessions:
                 f"{trajectory.shown_name} is a folder of this machine, in which no sandbox runs: fork a snapshot of it"
             )
         self._context.ownership.check(trajectory.id)
-        with self.starting(trajectory.id):
+        with self.start_lock(trajectory.id):
             sandbox = self.find(trajectory.id)
             if sandbox is not None and not is_alive(sandbox):
                 self.discard(sandbox)
@@ -281,7 +281,7 @@ class Sessions:
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def check_place(self, sandbox: Sandbox) -> None:
-        """Conflict: no command can run now, because a replay gives the sandbox one root after another."""
+        """Check that a command can run now. Conflict: a replay gives the sandbox one root after another."""
         journal = self._find_journal(sandbox.trajectory)
         if journal is not None and journal.replay.retraces:
             name = short(sandbox.trajectory.id)
@@ -325,7 +325,7 @@ class Sessions:
         reused: dict[str, Any] = {}
         try:
             try:
-                with self.starting(trajectory.id):
+                with self.start_lock(trajectory.id):
                     # else the status is that of another sandbox, started meanwhile
                     if (self.find(trajectory.id) or sandbox) is sandbox:
                         self._context.catalog.set_status(trajectory.id, status, exit_code)

@@ -64,8 +64,7 @@ class Survivor:
 
 
 def drop_kept(context: Context, unwanted: Callable[[str], bool]) -> None:
-    """Have the keeper let go of all that it holds of containers that are `unwanted`. A key begins with the container's
-    id."""
+    """Have the keeper let go of all that it holds of `unwanted` containers. A key begins with the container's id."""
     for key in sorted(context.keeper.keys()):
         if unwanted(key.partition(".")[0]):
             context.keeper.drop(key)

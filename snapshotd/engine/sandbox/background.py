@@ -110,8 +110,8 @@ class Background:
                 pass  # steps may come faster than they are settled
 
     def _count(self, snapshot: Snapshot) -> FileChanges | None:
-        """None where the layers are not there (a cold sandbox's), or too much waits: the archive counts in the trees
-        then."""
+        """The number of changed files. None: the layers are not there (a cold sandbox), or the queue is too long; the archive
+        counts in the trees then."""
         store = self._context.store
         before, after = Stack(snapshot.stack.image), snapshot.stack
         if snapshot.parent is not None:

@@ -42,7 +42,7 @@ class DiskWatch:
             self._thread.start()
 
     def close(self) -> None:
-        """Idempotent."""
+        """End the watch. Idempotent."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -61,8 +61,7 @@ class DiskWatch:
             rest = max(_EVERY_S, _REST * (time.monotonic() - began))
 
     def _look(self, sandbox: Sandbox) -> None:
-        """A sandbox at its limit may go on as long as it takes no more than at the last look: it may be removing
-        things."""
+        """End a sandbox above its limit, unless it takes no more than at the last look: it may be removing things."""
         upper, room = sandbox.root.upper, sandbox.root.room()
         before = self._seen.get(upper, Used(0, 0))
         try:

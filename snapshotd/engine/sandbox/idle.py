@@ -33,7 +33,7 @@ class IdleWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Idempotent."""
+        """End the watch. Idempotent."""
         self._closing.set()
         self._thread.join()
 

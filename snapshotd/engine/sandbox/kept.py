@@ -36,7 +36,7 @@ class Intake:
         self._given_back = 0
 
     def move(self, pipe_fd: int, count: int) -> bytes:
-        """At most `count` bytes from the pipe; waits for some; empty at the pipe's end. OSError."""
+        """Move at most `count` bytes out of the pipe, and return them. Waits for some; empty at the pipe's end. OSError."""
         size = os.splice(pipe_fd, self.fd, count, offset_dst=self.moved)
         self.moved += size
         return os.pread(self.fd, size, self.moved - size)

@@ -105,7 +105,7 @@ def _link(fd: int, dir_fd: int, name: bytes) -> None:
 
 
 def put_symlink(root_fd: int, path: bytes, target: bytes, owner: Owner) -> None:
-    """A link in place of what is there, unless that is a directory."""
+    """Make a symbolic link in place of what is there, unless that is a directory."""
 
     with _place(root_fd, path, make=owner) as place:
         _check_replaceable(place)
@@ -118,7 +118,7 @@ def put_symlink(root_fd: int, path: bytes, target: bytes, owner: Owner) -> None:
 
 
 def put_link(root_fd: int, path: bytes, to: bytes, owner: Owner) -> None:
-    """Another name for the file `to`, in place of what is there, unless that is a directory."""
+    """Give the file `to` another name, in place of what is there, unless that is a directory."""
     with _place(root_fd, to) as source, _place(root_fd, path, make=owner) as place:
         if source.there is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -134,7 +134,7 @@ def put_link(root_fd: int, path: bytes, to: bytes, owner: Owner) -> None:
 
 
 def make_dir(root_fd: int, path: bytes, owner: Owner, mode: int | None = None) -> bool:
-    """The directory `path`, and those above it that are missing. Existing directories stay as they are. False: it was
+    """Make the directory `path`, and those above it that are missing. Existing directories stay as they are. False: it was
     there."""
     made = False
     missing: list[bytes] = []

@@ -145,7 +145,7 @@ class _Pipe:
         return data
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the descriptor. Idempotent."""
         if not self.closed:
             os.close(self._fd)
         self._fd, self.reading = -1, False

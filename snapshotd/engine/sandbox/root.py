@@ -146,7 +146,7 @@ class SandboxRoot:
 
     @property
     def live_stack(self) -> Stack:
-        """The live upper on what it stands on: the files as they are now."""
+        """The live upper and the layers that it stands on: the files as they are now."""
         return _ground(self._parts.store, self.stack).push(self.upper)
 
     def _is_unchanged(self) -> bool:

@@ -45,7 +45,7 @@ CUT_OFF_DEADLINE_S = 10.0
 
 @dataclass(eq=False, slots=True)
 class ClientCommand:
-    """One that a client runs."""
+    """A command that a client runs."""
 
     background: bool = False
     """It runs on without a client (engine/runs/commands.py)."""

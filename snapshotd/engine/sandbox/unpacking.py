@@ -78,8 +78,8 @@ class Unpacker:
                     self._warn(f"{'/' + os.fsdecode(path)!r} was left out, because it is a {member.kind}")
 
     def _check_way(self, top: bytes, path: bytes) -> None:
-        """UsageError: a directory on the way from `top` is a link, of the archive or of the sandbox, and would lead
-        elsewhere. Below the root nothing is elsewhere."""
+        """Check that no directory on the way from `top` is a link, which would lead elsewhere. Below the root nothing is
+        elsewhere. UsageError."""
         above = path[len(top) :].strip(b"/").rpartition(b"/")[0] if top else b""
         if not above:
             return

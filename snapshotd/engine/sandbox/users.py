@@ -52,7 +52,7 @@ def look_up(container: Container, wanted: str) -> User:
 
 
 def look_up_below(root_fd: int, wanted: str) -> User:
-    """The same for the root that a descriptor holds."""
+    """Look up a user as `look_up` does, in the root that a descriptor holds."""
     name, colon, group_name = wanted.partition(":")
     if not name or (colon and not group_name):
         raise UsageError(f"{_quote(wanted)} names no user; give USER or USER:GROUP, by name or number")

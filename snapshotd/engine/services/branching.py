@@ -64,7 +64,7 @@ class BranchingService:
         self._retry = Retry(context, sessions, self._rewinding, self._effects)
         self._promotion = Promotion(context, sessions, self._rewinding, self._effects)
         self._merging = Merging(context, sessions, self._rewinding)
-        self._editing = Editing(context, sessions, self._rewinding, forks.once, forget, listener)
+        self._editing = Editing(context, sessions, self._rewinding, forks.fork_one, forget, listener)
 
     def fork(
         self,

@@ -93,7 +93,7 @@ class RunService:
         return trajectory
 
     def _start_services(self, sandbox: Sandbox) -> None:
-        """SandboxFailed: one of the services that a new sandbox declares does not get ready."""
+        """Start the services that a new sandbox declares. SandboxFailed: one does not get ready."""
         failures = self._sessions.services.start(sandbox)
         if failures:
             raise SandboxFailed(f"the sandbox is not made: {failures[0]}")
@@ -152,7 +152,10 @@ class RunService:
             trajectory, _ = throw_away(self._context.sandbox_spec(owner.spec), source.stack, env=owner.env)
             trajectory = replace(trajectory, head=source.id, forked_from=source.id)  # it may see its ancestors' secrets
             throw_aways, services = self._sessions.throw_aways, self._sessions.services
-            with throw_aways.start(trajectory, source) as sandbox, services.beside(sandbox, request.timeout_s, caller):
+            with (
+                throw_aways.start(trajectory, source) as sandbox,
+                services.run_beside(sandbox, request.timeout_s, caller),
+            ):
                 return self._sessions.commands.exec(sandbox, request, sink=sink, record=False, caller=caller)
 
     def exec_in_background(self, ref: str, request: BackgroundRequest) -> CommandInfo:
@@ -314,7 +317,7 @@ class RunService:
             gone.add(line)
 
     def _check_whole(self, ref: str, trajectory: Trajectory) -> None:
-        """UsageError: `ref` names one snapshot of the trajectory, and `rm` removes whole trajectories only."""
+        """Check that `ref` names the whole trajectory. UsageError: it names one of its snapshots."""
         if ref in (trajectory.name, trajectory.id):
             return
         snapshot = self._catalog.resolve_snapshot(ref)
@@ -336,7 +339,7 @@ class RunService:
 
 
 def _reuse_arguments(request: RunAgentRequest) -> dict[str, bool]:
-    """UsageError: replies are to be reused, and calls not."""
+    """The arguments of a `start` that asks for reuse. UsageError: replies are to be reused, and calls not."""
     if request.reuse_replies and not request.reuse:
         raise UsageError("the replies of earlier runs are reused together with their calls only; ask for `reuse`, too")
     asked = {REUSE: request.reuse, REPLIES: request.reuse_replies}

@@ -242,10 +242,10 @@ def test_a_new_sandbox_that_cannot_be_adopted_is_ended(world: World, monkeypatch
 def test_what_keeps_one_start_at_a_time_goes_with_it(world: World) -> None:
     """A daemon may start millions of trajectories."""
     name = world.trajectory.id
-    with world.sessions.starting(name) as taken:
+    with world.sessions.start_lock(name) as taken:
         assert taken
-        assert world.sessions.starting(name).locked()
-        assert not world.sessions.starting(TrajectoryID("another")).locked()
+        assert world.sessions.start_lock(name).locked()
+        assert not world.sessions.start_lock(TrajectoryID("another")).locked()
         assert list(world.sessions._starting) == [name]
     world.started()
     assert list(world.sessions._starting) == []
@@ -258,7 +258,7 @@ def test_who_resumes_while_another_does_stops_nothing(world: World, monkeypatch:
     catalog.set_began(name, world.first.id)
     resumes = Resumes(cast(Any, SimpleNamespace(catalog=catalog, ownership=ALONE)), world.sessions)
     refused: list[Conflict] = []
-    starting, asked = world.sessions.starting, threading.Event()
+    starting, asked = world.sessions.start_lock, threading.Event()
 
     def asks(trajectory: TrajectoryID) -> threading.Lock:
         asked.set()
@@ -269,7 +269,7 @@ def test_who_resumes_while_another_does_stops_nothing(world: World, monkeypatch:
             resumes.resume(catalog.get_trajectory(name), [])
         refused.append(caught.value)
 
-    monkeypatch.setattr(world.sessions, "starting", asks)
+    monkeypatch.setattr(world.sessions, "start_lock", asks)
     with starting(name):
         sandbox, _ = world.launch(world.trajectory, world.first)
         sandbox.use.agent_running = False

@@ -187,7 +187,7 @@ class ApprovalRecords:
         return self._rows.list(status)
 
     def find(self, ref: str) -> Approval:
-        """By unique id prefix. NotFound, Ambiguous."""
+        """The approval with this unique prefix of its id. NotFound, Ambiguous."""
         return self._rows.find(ref)
 
     def read(self, ref: str) -> Approval:

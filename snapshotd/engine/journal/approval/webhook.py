@@ -87,7 +87,7 @@ class Webhooks:
         _log.error("the webhook did not take an event in %d tries: %s", TRIES, reason)
 
     def _post(self, webhook: Webhook, body: bytes) -> str:
-        """Empty if it was taken, else why not. Never holds the URL, which may have a token in it."""
+        """Post the body once. Returns "" if it was taken, else the reason, which never holds the URL: a token may be in it."""
         headers = {"Content-Type": "application/json", "User-Agent": "snapshotd"}
         if webhook.secret is not None:
             headers["X-Snapshotd-Signature"] = (

@@ -147,8 +147,8 @@ class ModelCalls:
         return recorded
 
     def _repeat(self, request: TurnRequest, place: LanePlace, entry: JournalEntry) -> RecordedReply:
-        """A recorded reply, with the tools that it asks for: the agent runs them again, and a tool whose end is not
-        recorded runs for real."""
+        """Send a recorded reply again. The agent runs the tools that it asks for once more, and a tool whose end is not recorded
+        runs for real."""
         lane = place.lane
         if not lane.recorded:
             lane.recorded, lane.number = True, entry.details.get(LANE, lane.number)

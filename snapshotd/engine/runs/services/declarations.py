@@ -61,7 +61,8 @@ class Declarations:
                 raise
 
     def check_new(self, sandbox: Sandbox, service: str, declared: Sequence[DeclaredService], *, runs: bool) -> None:
-        """Conflict: a service of that name is declared, or `runs`. LimitExceeded: there are too many."""
+        """Check that a service may be declared. Conflict: one of that name is declared, or `runs`. LimitExceeded: there are too
+        many."""
         name = sandbox.trajectory.shown_name
         if runs or any(one.name == service for one in declared):
             raise Conflict(
@@ -118,7 +119,7 @@ def _root(sandbox: Sandbox) -> Iterator[int]:
 
 
 def _read_file(sandbox: Sandbox) -> bytes | None:
-    """Its content; None: there is none. UsageError: it is no regular file. OSError."""
+    """The content of the file; None: there is no such file. UsageError: it is no regular file. OSError."""
     with _root(sandbox) as root:
         try:
             held = files.open_in_root(root, PLACE, os.O_PATH | os.O_NOFOLLOW)

@@ -78,7 +78,7 @@ class _Patience:
         return min(deadline, self._until)
 
     def check(self) -> None:
-        """SandboxFailed: the caller has no more time, or is gone."""
+        """Check that the caller still waits. SandboxFailed: it has no more time, or is gone."""
         if self._caller is not None and self._caller.gone:
             raise SandboxFailed("its caller was gone before it was ready")
         if time.monotonic() >= self._until:
@@ -102,10 +102,10 @@ class SandboxServices:
         context: Context,
         commands: Commands,
         listener: StepListener,
-        starting: Callable[[TrajectoryID], AbstractContextManager[object]],
+        start_lock: Callable[[TrajectoryID], AbstractContextManager[object]],
     ) -> None:
-        """`listener` is told of every step. `starting`: held while a trajectory's sandbox is started."""
-        self._context, self._commands, self._starting = context, commands, starting
+        """`listener` is told of every step. `start_lock`: held while a trajectory's sandbox is started."""
+        self._context, self._commands, self._start_lock = context, commands, start_lock
         self._declared = Declarations(context, listener)
 
     # -- declarations --------------------------------------------------------------------------------------------------
@@ -182,12 +182,12 @@ class SandboxServices:
 
     def revive(self, sandbox: Sandbox) -> None:
         """As `start`, in a sandbox that is in use: clients who want to run something in it wait meanwhile."""
-        with self._starting(sandbox.trajectory.id):
+        with self._start_lock(sandbox.trajectory.id):
             if not sandbox.closed:
                 self.start(sandbox)
 
     @contextlib.contextmanager
-    def beside(self, sandbox: Sandbox, timeout_s: float | None, caller: Caller | None) -> Iterator[None]:
+    def run_beside(self, sandbox: Sandbox, timeout_s: float | None, caller: Caller | None) -> Iterator[None]:
         """Inside, the services run in a throw-away sandbox. SandboxFailed: one of them did not come back, not within
         `timeout_s` for all of them, or not before the `caller` was gone; nobody would see that what runs there lacks it."""
         try:
