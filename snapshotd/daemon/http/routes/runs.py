@@ -22,6 +22,7 @@ from snapshotd.daemon.http.decoding import check, variant
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.problems import load_json
 from snapshotd.daemon.http.routes.shared import Named, NamedDep, Ref, ServiceDep, handles, once, once_unless_abandoned
+from snapshotd.engine import records
 from snapshotd.engine.base import STREAMS, Caller, ExecResult, Forked, OutputSink, Stream, output_event
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import SandboxFailed, UsageError
@@ -64,7 +65,7 @@ async def create(request: Request, body: CreateRequest, service: ServiceDep, nam
         recalled,
         lambda made: _stop(engine, made[0]),
     )
-    return CreatedInfo(encoding.trajectory(trajectory), encoding.snapshot(snapshot))
+    return CreatedInfo(records.trajectory(trajectory), records.snapshot(snapshot))
 
 
 @handles(operations.RUN_AGENT)

@@ -144,7 +144,7 @@ H = TypeVar("H", bound=Callable[..., Any])
 def handles(
     operation: Operation[Any], says: str | None = None, takes: str | None = None, about: str | None = None
 ) -> Callable[[H], H]:
-    """Registers the handler of an operation. It returns values of the engine, or records (`encoding.py`), or the Response
+    """Registers the handler of an operation. It returns values of the engine (`engine/records.py`), records, or the Response
     that streams the answer. `says`, `takes`: description of a streamed answer, and of a streamed body. `about`: that of the
     operation, in place of the handler's docstring."""
     options: dict[str, Any] = {"response_model": operation.answer, "openapi_extra": {"x-scope": operation.scope}}
