@@ -132,9 +132,9 @@ class Operation(Generic[A]):
     def to(self, *names: str) -> str:
         """Its path with these names in their places. NotFound for a text that cannot be such a name."""
         parts = iter(names)
-        return _PLACE.sub(lambda place: quote(self._checked(place, next(parts)), safe=""), self.path)
+        return _PLACE.sub(lambda place: quote(self._check_name(place, next(parts)), safe=""), self.path)
 
-    def _checked(self, place: re.Match[str], name: str) -> str:
+    def _check_name(self, place: re.Match[str], name: str) -> str:
         if place[2] or place[1] == "name":
             return name  # any text: the daemon says what is wrong with it
         if place[1] == "ref":

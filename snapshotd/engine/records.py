@@ -76,6 +76,7 @@ def _getters(kind: Any) -> list[tuple[str, Callable[[Any], Any], Callable[[Any],
 
 
 def as_records(value: Any) -> Any:
+    """The record of a value, or those of each of a tuple. None stays None."""
     if isinstance(value, tuple):
         return tuple(map(as_records, value))
     return None if value is None else record_of(value)

@@ -18,15 +18,15 @@ from snapshotd.scores import ExperimentInfo, ScoredRun
 def json_bytes(value: Any) -> bytes:
     """JSON in ASCII; records and values of the engine may stand in `value`. Text that programs in sandboxes left may hold
     lone surrogates, for which UTF-8 has no bytes: here an escape stands for each."""
-    return json.dumps(value, separators=(",", ":"), default=_encoded).encode()
+    return json.dumps(value, separators=(",", ":"), default=_encode).encode()
 
 
 def event(name: str, value: Any) -> Json:
     """An event with the members of a value's record."""
-    return {"event": name, **_encoded(value)}
+    return {"event": name, **_encode(value)}
 
 
-def _encoded(value: Any) -> Json:
+def _encode(value: Any) -> Json:
     if isinstance(value, ExperimentInfo):
         return value.json()
     return encode(value if isinstance(value, ApiRecord) else record_of(value))

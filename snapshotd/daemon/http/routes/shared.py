@@ -37,7 +37,7 @@ from snapshotd.daemon.http.decoding import check
 from snapshotd.daemon.http.encoding import json_bytes
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.problems import check_query, load_json
-from snapshotd.daemon.http.streams import JSON, StreamLimit, listed
+from snapshotd.daemon.http.streams import JSON, StreamLimit, answer_list
 from snapshotd.daemon.http.watching import Watchers
 from snapshotd.engine.base import Opener
 from snapshotd.engine.engine import Engine
@@ -87,7 +87,11 @@ class JsonRoute(APIRoute):
         def encoded(answer: Any) -> Any:
             if answer is None or isinstance(answer, Response):
                 return answer
-            return listed(answer) if isinstance(answer, list) else Response(json_bytes(answer), status, media_type=JSON)
+            return (
+                answer_list(answer)
+                if isinstance(answer, list)
+                else Response(json_bytes(answer), status, media_type=JSON)
+            )
 
         if inspect.iscoroutinefunction(endpoint):
 
@@ -209,7 +213,7 @@ def principal_of(request: Request) -> Principal:
     return found
 
 
-def decided_by(request: Request, name: str | None) -> str:
+def decider(request: Request, name: str | None) -> str:
     """The person who decides: the caller, who may name another one where it is a user of the socket."""
     caller = principal_of(request)
     return caller.name if caller.token or not name else name
