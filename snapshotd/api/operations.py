@@ -132,9 +132,9 @@ class Operation(Generic[A]):
     def to(self, *names: str) -> str:
         """Its path with these names in their places. NotFound for a text that cannot be such a name."""
         parts = iter(names)
-        return _PLACE.sub(lambda place: quote(self._checked(place, next(parts)), safe=""), self.path)
+        return _PLACE.sub(lambda place: quote(self._check_name(place, next(parts)), safe=""), self.path)
 
-    def _checked(self, place: re.Match[str], name: str) -> str:
+    def _check_name(self, place: re.Match[str], name: str) -> str:
         if place[2] or place[1] == "name":
             return name  # any text: the daemon says what is wrong with it
         if place[1] == "ref":
@@ -191,7 +191,7 @@ SNAPSHOT = Operation("GET", "/snapshots/{ref}", SnapshotInfo, READ, "snapshots")
 CONVERSATION = Operation("GET", "/snapshots/{ref}/conversation", list[MessageInfo], READ, "snapshots", by="journal")
 OUTPUT = Operation[Any]("GET", "/snapshots/{ref}/output/{which}", BYTES, READ, "snapshots")
 CAT = Operation[Any]("GET", "/snapshots/{ref}/file", BYTES, READ, "snapshots", by="snapshots")
-FILE_STATUS = Operation("GET", "/snapshots/{ref}/status", FileStatus, READ, "snapshots")
+FILE_STATUS = Operation("GET", "/snapshots/{ref}/status", FileStatus, READ, "snapshots", by="snapshots.lstat")
 RESTORE = Operation("POST", "/snapshots/{ref}/restore", RestoreInfo, ADMIN, "snapshots", body=RestoreRequest)
 DIFF = Operation[Any]("GET", "/diff", LINES, READ, "snapshots")
 PATCH = Operation[Any]("GET", "/patch", LINES, READ, "snapshots")

@@ -341,12 +341,12 @@ def encode(value: Any) -> Json:
 def encode_masked(value: Any) -> Json:
     """The same with stars in place of secrets."""
     hidden = _hidden(type(value))  # type: ignore[arg-type]
-    return {name: _masked(member) if name in hidden else member for name, member in encode(value).items()}
+    return {name: _mask(member) if name in hidden else member for name, member in encode(value).items()}
 
 
-def _masked(value: Any) -> Any:
+def _mask(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _masked(item) for key, item in value.items()}
+        return {key: _mask(item) for key, item in value.items()}
     return "**********" if value else value
 
 

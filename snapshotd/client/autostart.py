@@ -40,7 +40,7 @@ def start_daemon(
     isolation where nothing isolates them.
     """
     if state_dir.is_dir() and not os.access(state_dir, os.R_OK | os.W_OK | os.X_OK):
-        raise DaemonUnavailable(f"no daemon answers on {socket_path}, and {_closed(state_dir.stat())}")
+        raise DaemonUnavailable(f"no daemon answers on {socket_path}, and {_why_closed(state_dir.stat())}")
     deadline = time.monotonic() + timeout_s
     with _one_at_a_time(state_dir, deadline):
         while not answers(socket_path):
@@ -57,7 +57,7 @@ def start_daemon(
                     raise
 
 
-def _closed(state_dir: os.stat_result) -> str:
+def _why_closed(state_dir: os.stat_result) -> str:
     """The reason why this user cannot start the daemon of a state directory, and the next step."""
     mode, user = stat.S_IMODE(state_dir.st_mode), os.geteuid()
     if state_dir.st_uid == user:

@@ -76,11 +76,11 @@ class AnswerLost(DaemonAway):
     """The connection ended before the answer did: the daemon may have done what was asked."""
 
 
-def lost() -> AnswerLost:
+def answer_lost() -> AnswerLost:
     return AnswerLost(_LOST)
 
 
-def lost_in_plain(place: str) -> AnswerLost:
+def answer_lost_in_plain(place: str) -> AnswerLost:
     """No answer began at an http:// address. A daemon that listens with TLS closes such a connection without a word."""
     return AnswerLost(
         f"{place} closed the connection without an answer: if the daemon listens there with TLS, write https:// in place of http://; "
@@ -98,7 +98,7 @@ _NAMED: ContextVar[Iterator[str] | None] = ContextVar("named", default=None)
 
 
 @contextmanager
-def keyed(name: str) -> Iterator[None]:
+def use_keys(name: str) -> Iterator[None]:
     """Requests within get keys that follow from `name` and their order: whoever repeats them under the same name, in
     another process too, gets what the first ones have made. For this thread, or task, and the tasks that it starts."""
     from hashlib import blake2b  # only then: it loads OpenSSL
@@ -224,7 +224,7 @@ class HttpAnswer:
             return b""
         if not data:
             if not self.status or self._left is not None:
-                raise lost()
+                raise answer_lost()
             self.ended = True
         self._buffer += data
         if not self.status and not self._take_head():
@@ -239,7 +239,7 @@ class HttpAnswer:
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0:
             if len(self._buffer) > _HEAD_MAX_BYTES:
-                raise lost()
+                raise answer_lost()
             return False
         first, *lines = self._buffer[:end].decode("latin-1").split("\r\n")
         del self._buffer[: end + 4]
@@ -248,7 +248,7 @@ class HttpAnswer:
             self.status = int(first.split(" ")[1])
             length = int(self.headers["content-length"]) if "content-length" in self.headers else None
         except (IndexError, ValueError):
-            raise lost() from None
+            raise answer_lost() from None
         self._chunked = self.headers.get("transfer-encoding", "").lower() == "chunked"
         self._left = 0 if self._chunked else length
         self.ended = self.status == 204 or (self._left == 0 and not self._chunked)
@@ -271,12 +271,12 @@ class HttpAnswer:
         end = self._buffer.find(b"\r\n", start)
         if end < 0:
             if len(self._buffer) > _SIZE_MAX_BYTES:
-                raise lost()
+                raise answer_lost()
             return False
         try:
             self._left = int(self._buffer[start:end].split(b";")[0], 16)
         except ValueError:
-            raise lost() from None
+            raise answer_lost() from None
         del self._buffer[: end + 2]
         self._behind_chunk = False
         self.ended = not self._left
@@ -373,7 +373,7 @@ def _owner_of(socket_path: Path) -> str:
     try:
         owner = os.stat(socket_path).st_uid
     except OSError:
-        return _closed_way(socket_path)
+        return _why_way_is_closed(socket_path)
     if owner == 0:
         return "which serves root only; run the command with sudo, or name a daemon of your own with --state-dir"
     return (
@@ -381,7 +381,7 @@ def _owner_of(socket_path: Path) -> str:
     )
 
 
-def _closed_way(socket_path: Path) -> str:
+def _why_way_is_closed(socket_path: Path) -> str:
     """The directory above a socket that keeps this user out, and the next step."""
     closed = next((each for each in reversed(socket_path.absolute().parents) if not os.access(each, os.X_OK)), None)
     if closed is None or closed.stat().st_uid != os.geteuid():

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, Unpack
 from snapshotd.api.commands import CommandOptions
 from snapshotd.client.client import Verbs
 from snapshotd.client.local.arguments import bytes_of, instance_of
-from snapshotd.client.outcomes import ExecResult, KeptOutput, argv_or_shell, failed, input_of
+from snapshotd.client.outcomes import ExecResult, KeptOutput, argv_or_shell, exec_failure, input_of
 from snapshotd.client.results import (
     ApplyInfo,
     ChangeInfo,
@@ -116,7 +116,7 @@ class AnyCommand(Object[ClientT, SandboxT, SnapshotT, CommandT]):
         exit_code = -1 if info.exit_code is None else info.exit_code
         result = kept.result(exit_code, info.snapshot, timed_out=info.status == "timed-out")
         if check and result.exit_code != 0:
-            raise failed(shlex.join(info.argv), result, info.error)
+            raise exec_failure(shlex.join(info.argv), result, info.error)
         return result
 
     @stream
@@ -300,7 +300,7 @@ class AnySnapshot(Object[ClientT, SandboxT, SnapshotT, CommandT]):
         done = await self._verbs.exec_snapshot(
             self.id, argv_or_shell(command), on_output=output.take, stdin=input_of(input), **options
         )
-        return output.checked(done, command, check)
+        return output.check_result(done, command, check)
 
     @verb
     async def tag(self, name: str, *, move: bool = False) -> None:

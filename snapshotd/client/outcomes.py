@@ -77,16 +77,16 @@ class KeptOutput:
     def result(self, exit_code: int, snapshot_id: str | None, *, timed_out: bool) -> ExecResult:
         return ExecResult(exit_code, *self.output(), snapshot_id, timed_out)
 
-    def checked(self, done: ExecInfo, command: str | Sequence[str], check: bool) -> ExecResult:
+    def check_result(self, done: ExecInfo, command: str | Sequence[str], check: bool) -> ExecResult:
         """The result of the command that ended so. ExecFailed, with `check`."""
         snapshot = None if done.snapshot is None else done.snapshot.id
         result = self.result(done.exit_code, snapshot, timed_out=done.timed_out)
         if check and result.exit_code != 0:
-            raise failed(command if isinstance(command, str) else shlex.join(command), result, done.call.error)
+            raise exec_failure(command if isinstance(command, str) else shlex.join(command), result, done.call.error)
         return result
 
 
-def failed(command: str, result: ExecResult, error: str | None) -> ExecFailed:
+def exec_failure(command: str, result: ExecResult, error: str | None) -> ExecFailed:
     said = error or result.stderr[-500:].strip()
     return ExecFailed(f"the command `{command}` ended with exit code {result.exit_code}: {said}", result)
 

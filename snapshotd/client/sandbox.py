@@ -22,7 +22,7 @@ from snapshotd.client.objects import (
     id_of,
     lines_of,
 )
-from snapshotd.client.outcomes import ExecResult, KeptOutput, RunResult, argv_or_shell, failed, input_of
+from snapshotd.client.outcomes import ExecResult, KeptOutput, RunResult, argv_or_shell, exec_failure, input_of
 from snapshotd.client.results import EffectInfo, NetworkInfo, RewindPreview, TrajectoryInfo
 from snapshotd.client.twofold import Blocking, BlockingContext, attribute, class_verb, stream, verb
 from snapshotd.client.verbs.base import Wait
@@ -95,7 +95,7 @@ class AnySandbox(
         info = await given._coroutines.run(agent=agent, detach=detach, **options)
         if detach:
             return cast("SandboxT", cls._form.sandbox(given, info))
-        return await _ended(given._coroutines, info.id, on_stdout, on_stderr, check=check)
+        return await _wait_for_end(given._coroutines, info.id, on_stdout, on_stderr, check=check)
 
     @class_verb
     async def connect(cls, ref: str, *, client: ClientT | None = None) -> SandboxT:
@@ -162,7 +162,7 @@ class AnySandbox(
             if_head=None if if_head is None else id_of(if_head),
             **options,
         )
-        return output.checked(done, command, check)
+        return output.check_result(done, command, check)
 
     @verb
     async def commands(self) -> list[CommandT]:
@@ -285,7 +285,7 @@ class AnySandbox(
         """Wait until the run of its agent, or of a fork's program, has ended, beyond a restart of the daemon. All that it
         prints comes to `on_stdout` and `on_stderr`, from its beginning. With `check`, ExecFailed for an exit code other
         than 0. After `timeout` seconds StillRunning (a TimeoutError): it runs on. UsageError: no program ever ran in it."""
-        return await _ended(self._verbs, self.id, on_stdout, on_stderr, check=check, timeout=timeout)
+        return await _wait_for_end(self._verbs, self.id, on_stdout, on_stderr, check=check, timeout=timeout)
 
     @verb
     async def retry(
@@ -331,7 +331,7 @@ class AnySandbox(
         return f"<Sandbox {self.name or self.id[:12]}>"
 
 
-async def _ended(
+async def _wait_for_end(
     verbs: Verbs[Any],
     identity: str,
     on_stdout: Callable[[bytes], object] | None,
@@ -346,7 +346,7 @@ async def _ended(
     code = -1 if ended.exit_code is None else ended.exit_code
     result = RunResult(code, *kept.output(), ended.head, trajectory=ended.id, status=ended.status)
     if check and code != 0:
-        raise failed(shlex.join(ended.agent.argv if ended.agent else ()), result, None)
+        raise exec_failure(shlex.join(ended.agent.argv if ended.agent else ()), result, None)
     return result
 
 

@@ -27,14 +27,14 @@ from snapshotd.client.exchange import (
     HttpAnswer,
     LineSplitter,
     Query,
+    answer_lost,
+    answer_lost_in_plain,
     begin_bytes,
     check_answer,
     chunk_bytes,
     event_of,
     failure,
     line_bytes,
-    lost,
-    lost_in_plain,
     new_key,
     request_bytes,
     too_late,
@@ -205,7 +205,7 @@ class Transport:
     async def _begin(self, path: str, query: Query | None, content_type: str, key: str | None = None) -> DaemonReply:
         """Send the head of a POST whose body comes in chunks."""
         reply = await self._connect()
-        await reply.send(self.way.signed(begin_bytes(path, query, content_type, key)))
+        await reply.send(self.way.sign(begin_bytes(path, query, content_type, key)))
         return reply
 
     async def _answer(
@@ -232,26 +232,26 @@ class Transport:
         reply = await self._connect()
         reply.connection.deadline = deadline
         try:
-            await reply.send(self.way.signed(data))
+            await reply.send(self.way.sign(data))
             return await reply.wait_for_head()
         except BaseException as exc:
             reply.close()
             if isinstance(exc, AnswerLost) and self.way.place.startswith("http://"):
-                raise lost_in_plain(self.way.place) from exc
+                raise answer_lost_in_plain(self.way.place) from exc
             raise
 
     async def _connect(self) -> DaemonReply:
         try:
             return DaemonReply(await self.way.connect(self.links))
         except OSError as exc:
-            error = self.way.failed(exc)
+            error = self.way.connect_error(exc)
             if self.start is None or not isinstance(error, DaemonUnavailable):
                 raise error from exc
         await self.links.apart(self.start)
         try:
             return DaemonReply(await self.way.connect(self.links))
         except OSError as exc:
-            raise self.way.failed(exc) from exc
+            raise self.way.connect_error(exc) from exc
 
 
 class DaemonReply:
@@ -303,7 +303,7 @@ class DaemonReply:
             for line in lines.feed(data):
                 yield line
         if lines.rest:
-            raise lost()
+            raise answer_lost()
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """The answer, line by line. An `error` event is raised as the error it carries."""
@@ -316,7 +316,7 @@ class DaemonReply:
         while not frames.ended:
             data = await self.read_some()
             if not data:
-                raise lost()
+                raise answer_lost()
             for frame in frames.feed(data):
                 yield frame
 
@@ -324,7 +324,7 @@ class DaemonReply:
         try:
             data = await self.connection.receive()
         except ConnectionError as exc:
-            raise lost() from exc
+            raise answer_lost() from exc
         return self._answer.feed(data)
 
     def break_off(self) -> None:

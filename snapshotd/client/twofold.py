@@ -119,7 +119,7 @@ class _Verb:
         for given in {self._blocking, self._waiting} - {self._verb}:
             functools.update_wrapper(given, self._verb)
 
-    def _given(self, instance: Any, owner: type[Any]) -> Any:
+    def _bind(self, instance: Any, owner: type[Any]) -> Any:
         if not self._is_wrapped:  # at the first look: there are 130 verbs, and a program uses three
             self._wrap()
             self._is_wrapped = True
@@ -149,7 +149,7 @@ class verb(_Verb, Generic[P, R]):  # noqa: N801 - this and those below are writt
     @overload
     def __get__(self, instance: None, owner: type) -> Callable[..., Any]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
-        return self._given(instance, owner)
+        return self._bind(instance, owner)
 
 
 class class_verb(_Verb, Generic[P, R]):  # noqa: N801
@@ -172,7 +172,7 @@ class class_verb(_Verb, Generic[P, R]):  # noqa: N801
     @overload
     def __get__(self, instance: object, owner: type[Twofold]) -> Callable[P, Coroutine[Any, Any, R]]: ...
     def __get__(self, instance: object, owner: type) -> Any:
-        return self._given(owner, owner)
+        return self._bind(owner, owner)
 
 
 class attribute(_Verb, Generic[R]):  # noqa: N801
@@ -188,7 +188,7 @@ class attribute(_Verb, Generic[R]):  # noqa: N801
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
     def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else self._given(instance, owner)()
+        return self if instance is None else self._bind(instance, owner)()
 
 
 class AsyncItems(AsyncIterator[T]):
@@ -242,7 +242,7 @@ class stream(_Verb, Generic[P, T]):  # noqa: N801
     @overload
     def __get__(self, instance: None, owner: type) -> Callable[..., Any]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
-        return self._given(instance, owner)
+        return self._bind(instance, owner)
 
 
 def _returning_iterator(verb: Any) -> Callable[..., Any]:

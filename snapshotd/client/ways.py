@@ -23,10 +23,10 @@ class Way(Protocol):
     async def connect(self, links: Links) -> ByteLink:
         """A connection that nothing was sent over. OSError; SnapshotdError: this is not the daemon that was meant."""
 
-    def signed(self, head: bytes) -> bytes:
+    def sign(self, head: bytes) -> bytes:
         """A request's first bytes, with what the daemon knows the caller by."""
 
-    def failed(self, exc: OSError) -> SnapshotdError:
+    def connect_error(self, exc: OSError) -> SnapshotdError:
         """The error that a failure to connect is."""
 
 
@@ -43,10 +43,10 @@ class SocketWay:
     async def connect(self, links: Links) -> ByteLink:
         return await links.connect(self.place)
 
-    def signed(self, head: bytes) -> bytes:
+    def sign(self, head: bytes) -> bytes:
         return head
 
-    def failed(self, exc: OSError) -> SnapshotdError:
+    def connect_error(self, exc: OSError) -> SnapshotdError:
         return unreachable(exc, self.socket_path)
 
 

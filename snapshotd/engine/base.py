@@ -272,19 +272,6 @@ class EditRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """A subtask of an agent. `status`: pending, in-progress, completed, failed, skipped. `began`: the snapshot before
-    its first call."""
-
-    name: str
-    status: str
-    depends: tuple[str, ...]
-    note: str | None
-    began: SnapshotID | None
-    ended: SnapshotID | None
-
-
-@dataclass(frozen=True, slots=True)
 class ApprovalView:
     """An approval, with the facts that a person needs for a decision: the files that changed since the trajectory's
     last approval (or its beginning)."""

@@ -12,7 +12,6 @@ from tests.e2e.prepared import daemon_on
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "branching-http.md"
 
 
-@pytest.mark.long  # the same requests: unit/daemon/test_branching_api.py
 @pytest.mark.runc
 def test_every_command_prints_what_the_page_shows(minimal_state: Path, tmp_path: Path) -> None:
     typed = transcript(PAGE.read_text())

@@ -48,7 +48,7 @@ EXTRA_ARROWS: dict[str, tuple[str, ...]] = {
 FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("cli", "engine"): ("base", "host.doctor", "host.integrations"),  # the doctor works where no daemon can
     ("client", "engine"): ("base",),
-    ("daemon", "engine"): ("base", "engine", "experiments.base"),  # its words, and its services
+    ("daemon", "engine"): ("base", "engine", "experiments.base", "records"),  # its words, and its services
     ("client", "fleet"): (
         "base",
         "forgetting",
@@ -92,6 +92,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
             "ownership",
             "pauses",
             "pins",
+            "records",
             "requests",
             "secrecy",
             "watch",

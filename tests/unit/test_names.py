@@ -14,12 +14,8 @@ no part of the product."""
 API = "the API says a value of the engine in its own forms: times as text, sizes and paths for JSON"
 CLIENT = "the client's users have the engine's words"
 SHARED = {
-    "AlignedCall": API,
-    "Bisection": API,
     "ExperimentRequest": API,
     "MergeRequest": API,
-    "QueuedFork": API,
-    "Tried": API,
     "ApprovalView": API,
     "CommandInfo": API,
     "DamagedOutput": API,

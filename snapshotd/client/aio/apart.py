@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
 from snapshotd.client.client import Snapshotd
-from snapshotd.client.exchange import lost
+from snapshotd.client.exchange import answer_lost
 from snapshotd.client.links import ByteLink, ThreadLinks
 from snapshotd.client.transport import Transport
 
@@ -68,18 +68,18 @@ class _BreakableThreads(ThreadLinks):
         self._lock = threading.Lock()
 
     async def connect(self, path: str) -> ByteLink:
-        return self._kept(await super().connect(path))
+        return self._keep(await super().connect(path))
 
     def adopt(self, connected: socket.socket) -> ByteLink:
-        return self._kept(super().adopt(connected))
+        return self._keep(super().adopt(connected))
 
-    def _kept(self, opened: ByteLink) -> ByteLink:
+    def _keep(self, opened: ByteLink) -> ByteLink:
         with self._lock:
             self._connections.add(opened)
             broken = self._broken
         if broken:
             opened.close()
-            raise lost()
+            raise answer_lost()
         return opened
 
     def break_off(self) -> None:

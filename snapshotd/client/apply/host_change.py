@@ -43,7 +43,7 @@ class HostChange:
 
     def __enter__(self) -> HostChange:
         self._record = new_record(self.tree.where, os.fstat(self.tree.fd).st_ino)
-        with _told(self.tree):
+        with _raise_ours(self.tree):
             try:
                 os.mkdir(self._record.staging, 0o700, dir_fd=self.tree.fd)
             except BaseException:
@@ -55,7 +55,7 @@ class HostChange:
     def __exit__(self, *_: object) -> None:
         try:
             if self._record.steps is None:  # else its undoing has failed, and the next apply needs it
-                with _told(self.tree):
+                with _raise_ours(self.tree):
                     _clear(self.tree, self._fd, self._record)
         finally:
             os.close(self._fd)
@@ -69,7 +69,7 @@ class HostChange:
 
     def put_file(self, path: bytes, pieces: Iterable[bytes], permissions: int, owner: tuple[int, int]) -> None:
         name = f"n{len(self._steps)}"
-        with _told(self.tree):
+        with _raise_ours(self.tree):
             fd = os.open(name, _NEW_FILE, 0o600, dir_fd=self._fd)
             try:
                 for piece in pieces:
@@ -85,7 +85,7 @@ class HostChange:
 
     def put_link(self, path: bytes, target: bytes, owner: tuple[int, int]) -> None:
         name = f"n{len(self._steps)}"
-        with _told(self.tree):
+        with _raise_ours(self.tree):
             os.symlink(target, os.fsencode(name), dir_fd=self._fd)
             if os.geteuid() == 0:
                 os.chown(name, *owner, dir_fd=self._fd, follow_symlinks=False)
@@ -94,7 +94,7 @@ class HostChange:
     def put_directory(self, path: bytes, permissions: int, owner: tuple[int, int]) -> None:
         """Its owner may always write to it, so that it can be filled."""
         name = f"n{len(self._steps)}"
-        with _told(self.tree):
+        with _raise_ours(self.tree):
             os.mkdir(name, 0o700, dir_fd=self._fd)
             fd = os.open(name, DIR_FLAGS, dir_fd=self._fd)
             try:
@@ -117,7 +117,7 @@ class HostChange:
     def run(self) -> None:
         """All steps, or none. Conflict: something in the folder is not as it was when the steps were decided."""
         hit("client.apply.staged")
-        with _told(self.tree):
+        with _raise_ours(self.tree):
             os.fsync(self._fd)
             os.fsync(self.tree.fd)
             self._record.save(self.tree.where, self._steps)
@@ -149,7 +149,7 @@ class LeftOver:
         self._tree, self._records = tree, list[ApplyRecord]()
         self.warnings: list[str] = []
         unknown = []
-        with _told(tree):
+        with _raise_ours(tree):
             inode = os.fstat(tree.fd).st_ino
             for name in sorted(os.fsencode(name) for name in os.listdir(tree.fd)):
                 found = record_of(name, inode) if name.startswith(STAGING) else None
@@ -173,7 +173,7 @@ class LeftOver:
         """End what killed changes left: undone if they were in the middle, with a warning. Conflict when somebody has
         changed since what was put there; then nothing is touched."""
         for record in self._records:
-            with _told(self._tree):
+            with _raise_ours(self._tree):
                 fd = os.open(record.staging, DIR_FLAGS, dir_fd=self._tree.fd)
                 try:
                     if record.steps is not None:
@@ -382,7 +382,7 @@ def _rename(source: int, name: bytes, target: int, new_name: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _told(tree: HostTree) -> Iterator[None]:
+def _raise_ours(tree: HostTree) -> Iterator[None]:
     """The system's errors as ours."""
     try:
         yield

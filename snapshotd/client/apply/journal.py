@@ -83,7 +83,7 @@ class ApplyRecord:
         listed = None if steps is None else [step.to_json() for step in steps]
         data = json.dumps({"folder": os.path.realpath(folder), "inode": self.inode, "steps": listed}).encode()
         part, flags = f"{self.token}.part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with _opened() as place:
+        with _open_directory() as place:
             fd = os.open(part, flags, 0o600, dir_fd=place)
             with open(fd, "wb") as file:
                 file.write(data)
@@ -94,14 +94,14 @@ class ApplyRecord:
             os.fsync(place)
 
     def remove(self) -> None:
-        with _opened() as place, contextlib.suppress(FileNotFoundError):
+        with _open_directory() as place, contextlib.suppress(FileNotFoundError):
             os.unlink(f"{self.token}.json", dir_fd=place)
 
 
 def new_record(folder: Path, inode: int) -> ApplyRecord:
     """A record without steps of an apply to `folder`. Removes the records of earlier ones to it, whose staging
     directories are gone."""
-    with _opened() as place:
+    with _open_directory() as place:
         for name in os.listdir(place):
             token, _, kind = name.partition(".")
             if kind == "json" and _folder_of(place, token) == (os.path.realpath(folder), inode):
@@ -117,7 +117,7 @@ def record_of(staging: bytes, inode: int) -> ApplyRecord | None:
     token = os.fsdecode(staging.removeprefix(STAGING))
     if not _TOKEN.fullmatch(token) or not os.path.isdir(_place()):
         return None
-    with _opened() as place:
+    with _open_directory() as place:
         try:
             found = _read(place, token)
             if found is None or found["inode"] != inode:
@@ -155,7 +155,7 @@ def _place() -> Path:
 
 
 @contextlib.contextmanager
-def _opened() -> Iterator[int]:
+def _open_directory() -> Iterator[int]:
     """The directory of all records, made where it is missing."""
     where = _place()
     try:

@@ -74,14 +74,14 @@ class TakenOutput:
                 del self.report[REPORT_MAX_BYTES + 1 :]
                 return
             data, found, behind = (self._held + data).partition(self.mark)
-            keep = 0 if found else self._begun(data)
+            keep = 0 if found else self._length_of_mark(data)
             self._held = data[len(data) - keep :]
             data = data[: len(data) - keep]
             if found:
                 self.report = bytearray(behind)
         self._pass(stream, data)
 
-    def _begun(self, data: bytes) -> int:
+    def _length_of_mark(self, data: bytes) -> int:
         """Length of the longest end of `data` that the mark begins with."""
         return next(
             size

@@ -220,7 +220,7 @@ def _part_name(data: str, number: int) -> str:
 
 
 @contextmanager
-def opened(place: str | Path) -> Iterator[BundleCache]:
+def open_cache(place: str | Path) -> Iterator[BundleCache]:
     """The cache, with the errors of a medium as ours."""
     with BundleCache(place) as cache:
         try:

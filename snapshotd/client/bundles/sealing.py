@@ -91,7 +91,7 @@ class _Opened:
         return piece
 
 
-def unsealed(source: Readable, key_file: str | Path | None) -> Readable:
+def unseal(source: Readable, key_file: str | Path | None) -> Readable:
     """The plain bytes of `source`, which is sealed if there is a key file. UsageError: one is sealed and the other is
     missing."""
     begun = b""

@@ -87,14 +87,14 @@ class SharedExperiment:
     def info(self) -> ExperimentInfo:
         """All branches, in the order in which they begin."""
         first = next(iter(self._seen.values()))
-        found = {at: one for node, info in self._seen.items() for at, one in _renamed(info).items()}
+        found = {at: one for node, info in self._seen.items() for at, one in _name_in_whole(info).items()}
         order = [(label, run) for run in range(self._plan.repeat) for label in self._plan.variants]
         branches = tuple(found.get(at, ExperimentBranch(*at)) for at in order)
         return replace(first, ended=self._ended, branches=branches)
 
     def places(self) -> Mapping[_At, NodeID]:
         """The node of each branch."""
-        return {at: node for node, info in self._seen.items() for at in _renamed(info)}
+        return {at: node for node, info in self._seen.items() for at in _name_in_whole(info)}
 
     def _follow(self, node: NodeID) -> None:
         try:
@@ -138,7 +138,7 @@ class SharedExperiment:
                 continue  # it has gone, or has none
 
 
-def _renamed(info: ExperimentInfo) -> dict[_At, ExperimentBranch]:
+def _name_in_whole(info: ExperimentInfo) -> dict[_At, ExperimentBranch]:
     """A node's branches as they are called in the whole."""
     found = {}
     for one in info.branches:

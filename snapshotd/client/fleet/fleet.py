@@ -12,14 +12,14 @@ from snapshotd.api.trajectories import SandboxOptions
 from snapshotd.api.wire import FORK_MAX
 from snapshotd.at_once import PER_PROCESSOR, at_once
 from snapshotd.client.client import Snapshotd
-from snapshotd.client.exchange import keyed, new_key
+from snapshotd.client.exchange import new_key, use_keys
 from snapshotd.client.fleet.addressed import AskedNodes
 from snapshotd.client.fleet.base import KnownNodes
 from snapshotd.client.fleet.branch import Branch, place_of
 from snapshotd.client.fleet.experiments import SharedExperiment
 from snapshotd.client.fleet.lease import LEASE_S, DriverLease
 from snapshotd.client.fleet.listed import ListedNodes
-from snapshotd.client.fleet.making import Making, numbered
+from snapshotd.client.fleet.making import Making, number_forks
 from snapshotd.client.fleet.placing import ForkPlaces
 from snapshotd.client.local.arguments import check_count, check_seconds
 from snapshotd.client.local.sizes import size_given
@@ -125,7 +125,7 @@ class Fleet:
 
         All or none where one node takes them; else those that were made are stopped after an error. NotFound; LimitExceeded:
         there is no room; DaemonUnavailable: no node that could be asked answers."""
-        labels = numbered(n, variants, args, name)
+        labels = number_forks(n, variants, args, name)
         count = n if labels is None else len(labels)
         check_count("n", count, 1, FORK_MAX * 256)
         info, home = self._find(source)
@@ -167,7 +167,7 @@ class Fleet:
             try:
                 self._check_begun(branch)
                 own = None if token is None else f"{token} {index}"
-                with contextlib.nullcontext() if own is None else keyed(own):
+                with contextlib.nullcontext() if own is None else use_keys(own):
                     return (self._nodes.run(function, branch, own),)
             except Exception as exc:  # noqa: BLE001 - the caller's function may raise anything, and its error is a value
                 return (exc,)
@@ -188,7 +188,7 @@ class Fleet:
         if len(rooms) == 1:
             return self._nodes.client(rooms[0].node).run_experiment(plan, on_change=on_change)
         if isinstance(plan.source, str):
-            info, home = self._find(self._begun_at(plan.name) or plan.source)
+            info, home = self._find(self._find_origin(plan.name) or plan.source)
             plan = dataclasses.replace(plan, source=info.id)
             placement = ForkPlaces(self._nodes, info, home, ForkNeed(0), None)
             if not self._nodes.is_published(info):
@@ -237,7 +237,7 @@ class Fleet:
             )
         return info, found
 
-    def _begun_at(self, experiment: str) -> str | None:
+    def _find_origin(self, experiment: str) -> str | None:
         """The snapshot of an experiment that has begun before."""
         for node in self._nodes.names():
             with contextlib.suppress(NotFound, DaemonUnavailable):

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from snapshotd.api.wire import FORK_MAX
 from snapshotd.at_once import at_once
-from snapshotd.client.exchange import keyed
+from snapshotd.client.exchange import use_keys
 from snapshotd.client.fleet.base import KnownNodes
 from snapshotd.client.fleet.branch import Branch
 from snapshotd.client.fleet.placing import ForkPlaces
@@ -64,7 +64,7 @@ class Making:
         client, snapshot = self._nodes.client(node), self._placement.snapshot.id
         self.bring(node)
         some = None if self._labels is None else dict(self._labels[first : first + count])
-        with keyed(f"{self._token} {node} {first}"):
+        with use_keys(f"{self._token} {node} {first}"):
             forked = client.fork(
                 snapshot, count if some is None else 1, variants=some, resume=self._resume, idle_timeout=self._idle_s
             )
@@ -106,7 +106,7 @@ def _parts(blocks: Sequence[ForkBlock], first: int = 0) -> Iterator[tuple[NodeID
             first += count
 
 
-def numbered(
+def number_forks(
     n: int, variants: Mapping[str, Mapping[str, Any]] | None, args: Sequence[str] | None, name: str | None
 ) -> list[tuple[str, dict[str, Any]]] | None:
     """Label and keywords of each fork, with numbers and labels in their places; None: they do not differ. UsageError: there

@@ -22,7 +22,7 @@ from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from snapshotd.client.client import Snapshotd
-from snapshotd.client.exchange import READ_BYTES, DaemonAway, keyed
+from snapshotd.client.exchange import READ_BYTES, DaemonAway, use_keys
 from snapshotd.client.fleet.branch import Branch
 from snapshotd.client.fleet.listed import ListedNodes
 from snapshotd.client.links import ByteLink, Links
@@ -142,10 +142,10 @@ class ActorWay:
         except (RayActorError, ValueError) as exc:
             raise ConnectionRefusedError(str(exc).splitlines()[0]) from exc
 
-    def signed(self, head: bytes) -> bytes:
+    def sign(self, head: bytes) -> bytes:
         return head
 
-    def failed(self, exc: OSError) -> SnapshotdError:
+    def connect_error(self, exc: OSError) -> SnapshotdError:
         return DaemonAway(f"no daemon answers on node {self.node[:12]} of the Ray cluster ({exc}); start it there")
 
 
@@ -244,5 +244,5 @@ def _client_through_actor(node: str) -> Snapshotd:
 
 def _work(function: Callable[[Branch], R], branch: Branch, token: str | None) -> R:
     """The task. Ray runs it again, under the same token, where its worker has died."""
-    with contextlib.nullcontext() if token is None else keyed(token):
+    with contextlib.nullcontext() if token is None else use_keys(token):
         return function(branch)

@@ -35,7 +35,7 @@ def part_file(path: Path) -> Iterator[Callable[[bytes], object]]:
     whole = False
     try:
         yield _writer(fd, part)
-        with _told(path):
+        with _raise_ours(path):
             os.fsync(fd)
             os.rename(part, path)
             whole = True
@@ -53,7 +53,7 @@ def open_special(path: Path) -> int | None:
     A pipe waits for its reader. UsageError for a directory, a socket, and any other symbolic link: whoever made it may
     mean a file that the user does not.
     """
-    with _told(path):
+    with _raise_ours(path):
         own = own_descriptor(path)
         if own is not None:
             return os.dup(own)
@@ -84,7 +84,7 @@ def own_descriptor(path: Path) -> int | None:
 def _open(part: Path) -> int:
     """The file, empty and locked. One that a killed writer left is taken over; a lock dies with its process."""
     while True:
-        with _told(part):
+        with _raise_ours(part):
             fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -114,7 +114,7 @@ def _is_at(fd: int, path: Path) -> bool:
 def _writer(fd: int, path: Path) -> Callable[[bytes], object]:
     def write(data: bytes) -> None:
         view = memoryview(data)
-        with _told(path):
+        with _raise_ours(path):
             while view:
                 view = view[os.write(fd, view) :]
 
@@ -122,7 +122,7 @@ def _writer(fd: int, path: Path) -> Callable[[bytes], object]:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _raise_ours(path: Path) -> Iterator[None]:
     """The system's errors as ours. BrokenPipeError (a pipe's reader is gone) passes through unchanged."""
     try:
         yield

@@ -19,7 +19,7 @@ def folder_b64(folder: str | Path) -> str:
     made = _Bounded(folder)
     try:
         with tarfile.open(fileobj=made, mode="w") as tar:
-            tar.add(folder, arcname=".", filter=_owned_by_root)
+            tar.add(folder, arcname=".", filter=_give_to_root)
     except OSError as exc:
         raise UsageError(f"the scorer's folder {folder} cannot be read: {exc.strerror}: {exc.filename}") from exc
     return base64.b64encode(made.getbuffer()).decode()
@@ -39,7 +39,7 @@ class _Bounded(io.BytesIO):
         return super().write(data)
 
 
-def _owned_by_root(item: tarfile.TarInfo) -> tarfile.TarInfo:
+def _give_to_root(item: tarfile.TarInfo) -> tarfile.TarInfo:
     item.uid = item.gid = 0
     item.uname = item.gname = ""
     return item

@@ -96,7 +96,7 @@ def check_type(name: str, value: Any, hint: Any, *, hidden: bool = False, sent: 
     is_json = sent and isinstance(value, dict)  # a record that is JSON already
     kind = next((kind for kind in kinds if _is(value, kind) or (is_json and _is_record(kind))), None)
     if kind is None:
-        taken = " or ".join(dict.fromkeys(map(_told, kinds)))
+        taken = " or ".join(dict.fromkeys(map(_in_words, kinds)))
         hidden |= any(get_origin(one) in (Mapping, dict) or _is_record(one) for one in kinds)
         raise wrong(name, type(value) if hidden else value, taken)
     if get_origin(kind) is Annotated:
@@ -168,11 +168,11 @@ def _is_record(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, ApiRecord)
 
 
-def _told(kind: Any) -> str:
+def _in_words(kind: Any) -> str:
     """The values of a type, in words."""
     origin = get_origin(kind)
     if origin is Annotated:
-        return " or ".join(map(_told, _members(kind.__origin__)))
+        return " or ".join(map(_in_words, _members(kind.__origin__)))
     if origin is Literal:
         return " or ".join(get_args(kind))
     plain = origin or kind

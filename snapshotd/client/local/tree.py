@@ -59,7 +59,7 @@ def read_pieces(source: Readable) -> Iterator[bytes]:
 def pack(path: Path, warnings: list[str]) -> Iterator[bytes]:
     """A local folder as a tar of what is in it; a file, as a tar of one member with its name. Links are links; what is
     neither file, directory nor link is left out, and `warnings` says so. UsageError: it cannot be read."""
-    with _told(path):
+    with _raise_ours(path):
         st = path.stat()
         if stat.S_ISDIR(st.st_mode):
             yield from _pack_folder(path, "", warnings)
@@ -150,7 +150,7 @@ class TarUnpacker:
         """UsageError, OutOfSpace: the place cannot hold it; then a part of it may be there."""
         stream = cast(BinaryIO, Reader(pieces))
         with (
-            _told(self.to),
+            _raise_ours(self.to),
             tarfile.open(
                 fileobj=stream, mode="r|", encoding="utf-8", errors="surrogateescape", bufsize=_PIECE_BYTES
             ) as tar,
@@ -302,7 +302,7 @@ def _open_local(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _raise_ours(path: Path) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:

@@ -52,7 +52,7 @@ class SshWay:
             "-T",
             "-o",
             "ConnectTimeout=30",
-            *_kept_open(),
+            *_sharing_options(),
             *([] if port is None else ["-p", str(port)]),
             "--",
             self._target,
@@ -63,10 +63,10 @@ class SshWay:
         connected, process = await links.apart(self._dial)
         return _SshLink(links.adopt(connected), process, self._target)
 
-    def signed(self, head: bytes) -> bytes:
+    def sign(self, head: bytes) -> bytes:
         return head
 
-    def failed(self, exc: OSError) -> SnapshotdError:
+    def connect_error(self, exc: OSError) -> SnapshotdError:
         return DaemonAway(
             f"ssh cannot be run ({exc.strerror or exc}); install it, or name another place in SNAPSHOTD_HOST"
         )
@@ -124,7 +124,7 @@ class _SshLink:
         self.close()
 
 
-def _kept_open() -> list[str]:
+def _sharing_options() -> list[str]:
     """Options by which ssh keeps the connection to the other machine for the next request, in a folder of the user's."""
     own = places()
     folder = Path("/run/snapshotd-ssh") if own.is_root else own.sockets

@@ -37,7 +37,7 @@ class TlsWay:
     def __init__(self, host: str, token: str | None = None, pin: str | None = None, ca: str | None = None) -> None:
         """`host`: https://HOST[:PORT]. `token`, and `pin` or `ca`: else those of the login. UsageError; NotPermitted: other
         users could read the logins."""
-        self._host, self._port, self._plain = _parsed(host)
+        self._host, self._port, self._plain = _parse(host)
         name = f"[{self._host}]" if ":" in self._host else self._host
         self.place = f"{'http' if self._plain else 'https'}://{name}:{self._port}"
         login = find_login(self.place) if token is None or (pin is None and ca is None) else None
@@ -67,11 +67,11 @@ class TlsWay:
             raise
         return tls
 
-    def signed(self, head: bytes) -> bytes:
+    def sign(self, head: bytes) -> bytes:
         first, end, rest = head.partition(b"\r\n")
         return first + end + self._header + rest
 
-    def failed(self, exc: OSError) -> SnapshotdError:
+    def connect_error(self, exc: OSError) -> SnapshotdError:
         if isinstance(exc, ssl.SSLCertVerificationError):
             return NotPermitted(
                 f"the certificate of {self.place} is not trusted ({exc.verify_message}); log in with its fingerprint, which the daemon "
@@ -201,7 +201,7 @@ class TlsLink:
 
 def fingerprint_at(host: str) -> str:
     """The fingerprint of the certificate that is shown at https://HOST[:PORT], whoever made it. OSError, UsageError."""
-    name, port, _ = _parsed(host)
+    name, port, _ = _parse(host)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with socket.create_connection((name, port), timeout=CONNECT_S) as plain, context.wrap_socket(plain) as shown:
@@ -216,7 +216,7 @@ def _check_pin(place: str, pin: str, shown: str) -> None:
         )
 
 
-def _parsed(host: str) -> tuple[str, int, bool]:
+def _parse(host: str) -> tuple[str, int, bool]:
     """Host, port, and whether it goes without TLS. UsageError."""
     try:
         parts = urlsplit(host)

@@ -64,7 +64,7 @@ class VerbPart(Twofold):
     async def trajectory(self, ref: str) -> TrajectoryInfo:
         return await self._transport.call(operations.TRAJECTORY, ref)
 
-    async def _settled(self, taken: SnapshotInfo, wait: Wait) -> SnapshotInfo:
+    async def _wait_until(self, taken: SnapshotInfo, wait: Wait) -> SnapshotInfo:
         """The snapshot as it is after the wait."""
         if wait == "captured":
             return taken
@@ -75,7 +75,7 @@ class VerbPart(Twofold):
         self, operation: Operation[SnapshotInfo], ref: str, body: Request | None, wait: Wait
     ) -> SnapshotInfo:
         """An operation that is answered with the snapshot of one step."""
-        return await self._settled(await self._transport.call(operation, ref, body=body), wait)
+        return await self._wait_until(await self._transport.call(operation, ref, body=body), wait)
 
 
 Progress = Callable[[str], object]

@@ -98,7 +98,7 @@ class CommandVerbs(VerbPart):
         request = ExecRequest(**command_fields(argv, **options), if_head=head, terminal=_size_of(terminal))
         paths = operations.EXEC.to(ref), operations.EXEC_ATTENDED.to(ref)
         done = await self._exec(paths, request, on_output, stdin, terminal, f"of {ref}", new_key())
-        return done if done.snapshot is None else replace(done, snapshot=await self._settled(done.snapshot, wait))
+        return done if done.snapshot is None else replace(done, snapshot=await self._wait_until(done.snapshot, wait))
 
     @verb
     async def exec_snapshot(
@@ -242,7 +242,7 @@ class CommandVerbs(VerbPart):
         """End a service, and take its declaration away: the snapshot is the first without it. A stopped sandbox is started
         for that. NotFound: there is no service of that name."""
         removed = await self._transport.call(operations.REMOVE_SERVICE, ref, name)
-        return await self._settled(removed, wait)
+        return await self._wait_until(removed, wait)
 
     @verb
     async def write_command(self, ref: str, command: str, data: bytes, *, end: bool = False) -> None:

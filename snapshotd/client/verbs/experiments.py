@@ -63,7 +63,7 @@ class ExperimentVerbs(VerbPart):
                         deadline = None
                         if event["event"] == "alive":
                             continue
-                        info = _changed(info, event)
+                        info = _apply_event(info, event)
                         on_change(info)
                         if event["event"] == "ended":
                             return info
@@ -143,7 +143,7 @@ def _info(data: Any) -> ExperimentInfo:
     return ExperimentInfo.from_json(data)
 
 
-def _changed(info: ExperimentInfo | None, event: dict[str, Any]) -> ExperimentInfo:
+def _apply_event(info: ExperimentInfo | None, event: dict[str, Any]) -> ExperimentInfo:
     """An experiment after one of its events."""
     from snapshotd.scores import ExperimentBranch
 

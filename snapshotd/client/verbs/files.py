@@ -209,14 +209,14 @@ class FileVerbs(VerbPart):
                 async for event in events:
                     if event["event"] == "result":
                         done = WriteInfo.of(event)
-                        return replace(done, snapshot=await self._settled(done.snapshot, wait))
+                        return replace(done, snapshot=await self._wait_until(done.snapshot, wait))
             raise DaemonUnavailable(
                 "the daemon ended the write without a result; the trajectory's log shows whether it is there"
             )
         except AnswerLost as exc:
             lost = exc  # `source` cannot be read twice: the daemon is asked if it has all
         done = WriteInfo.of((await self._transport.recall(where, key, lost, query=query))[-1])
-        return replace(done, snapshot=await self._settled(done.snapshot, wait))
+        return replace(done, snapshot=await self._wait_until(done.snapshot, wait))
 
 
 class _Pieces:

@@ -49,7 +49,7 @@ class RunVerbs(VerbPart):
         body = CreateRequest(**sandbox_fields(**sandbox), idle_timeout_s=idle_timeout)
         self._check_paths(body)
         made = await self._transport.call(operations.CREATE, body=body)
-        return made.trajectory, await self._settled(made.snapshot, wait)
+        return made.trajectory, await self._wait_until(made.snapshot, wait)
 
     @verb
     async def run(

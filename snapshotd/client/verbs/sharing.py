@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from snapshotd.api import operations
 from snapshotd.api.record import record
 from snapshotd.api.wire import check_ref
-from snapshotd.client.bundles.sealing import Sealing, unsealed
+from snapshotd.client.bundles.sealing import Sealing, unseal
 from snapshotd.client.feeding import Readable
 from snapshotd.client.local.arguments import local_path
 from snapshotd.client.results import ExportInfo, ImportInfo
@@ -74,9 +74,9 @@ def export_to_cache(
     """`export` a bundle into a cache, a local folder or a bucket ("s3://bucket/prefix"), under `key`. An entry never
     changes: None, and nothing is written, if the key has one. It is there whole or not at all. UsageError: a key or a
     cache that cannot be one; and errors of the store."""
-    from snapshotd.client.bundles.cache import opened
+    from snapshotd.client.bundles.cache import open_cache
 
-    with opened(cache) as entries:
+    with open_cache(cache) as entries:
         if entries.has(key):
             return None
 
@@ -113,7 +113,7 @@ def import_bundle(
             return client.import_bundle(opened, name=name, decrypt=decrypt, wait=wait, progress=progress)
     from snapshotd.client.local.tree import Reader, read_pieces
 
-    pieces = read_pieces(unsealed(source, decrypt))
+    pieces = read_pieces(unseal(source, decrypt))
     imported = client._take_bundle(Reader(pieces), name, progress)
     if wait == "stored":
         for item in imported.trajectories:
@@ -135,9 +135,9 @@ def import_from_cache(
     """`import_bundle` from a cache: the entry of exactly `key`; else the newest that begins with `key`, then with
     each of `restore_keys` in their order; else None. Every byte is verified before the daemon sees it: DataLoss, and
     nothing is taken, if one differs."""
-    from snapshotd.client.bundles.cache import opened
+    from snapshotd.client.bundles.cache import open_cache
 
-    with opened(cache) as entries:
+    with open_cache(cache) as entries:
         found = entries.find(key, restore_keys)
         if found is None:
             return None

@@ -63,7 +63,7 @@ class _Over(Exception):  # noqa: N818 - the end of a connection
     """The client is gone, or the sandbox."""
 
 
-async def carried(request: Request, limit: ConnectionLimit, connect: Connect) -> Response:
+async def carry(request: Request, limit: ConnectionLimit, connect: Connect) -> Response:
     """Connect, and answer with what comes. Errors of `connect`; LimitExceeded."""
     give_back, over, loop = limit.take(present_tenant()), asyncio.Event(), asyncio.get_running_loop()
 

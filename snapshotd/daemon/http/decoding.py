@@ -326,7 +326,7 @@ def edit_request(body: EditFields, env: dict[str, str] | None = None) -> base.Ed
         messages=None if body.messages is None else tuple(map(message, body.messages)),
         drop_messages=body.drop_messages,
         add_messages=tuple(map(message, body.add_messages)),
-        result=given_json(body.result, "the result"),
+        result=optional_json(body.result, "the result"),
         state=tuple(check_json(body.state, "the state").items()),
         env=environment(env or {}),
     )
@@ -350,14 +350,14 @@ def _(body: ResumeRequest) -> None:
     if twice is not None:
         raise UsageError(f"call {twice} is decided twice; say one thing about each call")
     for item in items:
-        given = given_json(item.result, f"the result of call {item.call}")
+        given = optional_json(item.result, f"the result of call {item.call}")
         if item.action != "result" and given is not None:
             raise UsageError(
                 f"a result was given for call {item.call}, which is to {item.action}; a result belongs to the action `result`"
             )
 
 
-def given_json(value: Any, what: str) -> tuple[Any] | None:
+def optional_json(value: Any, what: str) -> tuple[Any] | None:
     """A field that may be left out, as a tuple of one; None: it was. Errors as `check_json`."""
     return None if value is UNSET else (check_json(value, what),)
 

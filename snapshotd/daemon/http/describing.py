@@ -43,14 +43,14 @@ def _docstrings(record: type[ApiRecord]) -> dict[str, str]:
     found: dict[str, str] = {}
     for cls in reversed(record.__mro__):
         if issubclass(cls, ApiRecord):
-            found |= _written(cls.__module__).get(cls.__name__, {})
-    if "" in found and "" not in _written(record.__module__)[record.__name__]:
+            found |= _read_docstrings(cls.__module__).get(cls.__name__, {})
+    if "" in found and "" not in _read_docstrings(record.__module__)[record.__name__]:
         del found[""]
     return {name: " ".join(text.split()) for name, text in found.items()}
 
 
 @cache
-def _written(module: str) -> dict[str, dict[str, str]]:
+def _read_docstrings(module: str) -> dict[str, dict[str, str]]:
     classes = {}
     for node in ast.parse(inspect.getsource(sys.modules[module])).body:
         if isinstance(node, ast.ClassDef):

@@ -76,7 +76,7 @@ class VersionGate:
             elif _is_upload(scope):
                 await self._app(scope, receive, sending)
             else:
-                await self._bounded(scope, receive, sending)
+                await self._limit_body(scope, receive, sending)
         finally:
             if leave is not None:
                 leave()
@@ -125,7 +125,7 @@ class VersionGate:
             return _too_large(most)
         return None
 
-    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _limit_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         seen = 0
         answered = False
         most = body_max_bytes(scope["path"].removeprefix(API_PREFIX))

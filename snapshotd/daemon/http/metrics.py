@@ -114,11 +114,11 @@ def _head(name: str, kind: str, says: str) -> Iterator[str]:
 
 
 def _line(name: str, labels: Mapping[str, str], value: float) -> str:
-    shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+    shown = ",".join(f'{key}="{_escape(text)}"' for key, text in labels.items())
     return f"snapshotd_{name}{f'{{{shown}}}' if shown else ''} {value!r}"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 

@@ -249,7 +249,7 @@ async def frames(limit: StreamLimit, produce: Callable[[Emit, Write], None]) -> 
     return StreamingResponse(_with_error_event(channel, event_frame), media_type=FRAMES)
 
 
-def listed(items: Iterable[object]) -> Response:
+def answer_list(items: Iterable[object]) -> Response:
     """Answer with a JSON list that may be long: item by item, since all of them at once as values of Python take five
     times the text."""
     found = []

@@ -10,98 +10,15 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from snapshotd.api.trajectories import SandboxFields
 from snapshotd.engine.base import Variant
 from snapshotd.engine.caller import Caller
 from snapshotd.scores import UNLIMITED, ExperimentBranch, ScoredRun, Scores, Spending, why_ended
-from snapshotd.trees.base import Change
-from snapshotd.types import ExperimentID, Snapshot, Trajectory
+from snapshotd.types import Snapshot
 
 Env = tuple[tuple[str, str], ...]
-
-# -- comparisons -------------------------------------------------------------------------------------------------------
-
-Difference = Literal["same", "arguments", "outcome", "left", "right"]
-"""How two aligned calls differ. `left`, `right`: the call is only in the first, or only in the second."""
-
-
-@dataclass(frozen=True, slots=True)
-class AlignedCall:
-    """One row of an alignment. `number` counts calls from 1 at the beginning of both trajectories, on the first one's
-    side (for a call that is only in the second, on its side)."""
-
-    number: int
-    difference: Difference
-    left: Snapshot | None
-    right: Snapshot | None
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedBranch:
-    """How one side came out. Calls, failures and times are those after the fork point; files compare its head with the
-    fork point, or with its first snapshot where the sides have none in common. `seconds` begin at the fork point for the
-    trajectory that went on from it, and for a fork when it was made. `tokens` (in, out) are of model calls that reported
-    them. `forked_with`: the changes that its forks began with, for people."""
-
-    ref: str
-    head: Snapshot
-    name: str | None
-    status: str
-    exit_code: int | None
-    calls: int
-    failed: int
-    seconds: float
-    tokens: tuple[int, int]
-    added: int
-    changed: int
-    deleted: int
-    forked_with: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedPair:
-    """The second of two sides against the first one."""
-
-    calls: tuple[AlignedCall, ...]
-    files: tuple[Change, ...]
-
-    @property
-    def first_difference(self) -> AlignedCall | None:
-        return next((call for call in self.calls if call.difference != "same"), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """`fork_point` is the last snapshot that all have; None where they have none in common. `pairs[i]` compares
-    `branches[i + 1]` with `branches[0]`."""
-
-    fork_point: Snapshot | None
-    branches: tuple[ComparedBranch, ...]
-    pairs: tuple[ComparedPair, ...]
-
-
-# -- more forks than fit at once ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class QueuedFork:
-    """One child after its program has ended. `trajectory` is None where it did not start, and `error` says why."""
-
-    index: int
-    label: str
-    trajectory: Trajectory | None
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ForkQueue:
-    """A fork that was made piece by piece. `children` in the order of their numbers."""
-
-    experiment: ExperimentID
-    children: tuple[QueuedFork, ...]
-
 
 # -- commands in throw-away forks --------------------------------------------------------------------------------------
 
@@ -166,32 +83,6 @@ class SnapshotScores(Scores):
     snapshot: Snapshot | None
     runs: tuple[ScoredRun, ...]
     rank: int | None = None
-
-
-Outcome = Literal["good", "bad", "untestable"]
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """One run: where, which round (0: both ends, the last: the border again), how it ended."""
-
-    snapshot: Snapshot
-    round: int
-    outcome: Outcome
-    exit_code: int
-
-
-@dataclass(frozen=True, slots=True)
-class Bisection:
-    """`first_bad` is the snapshot whose call broke it, `last_good` the one before which passed. `unknown` lie between
-    them and could not be tested: the call of each may have broken it as well. `rounds` counts those of the search.
-    `flaky`: the same snapshot passed in one run and failed in another, or a later one passed again."""
-
-    first_bad: Snapshot
-    last_good: Snapshot
-    unknown: tuple[Snapshot, ...]
-    rounds: int
-    flaky: bool
 
 
 # -- experiments -------------------------------------------------------------------------------------------------------

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from snapshotd.api.commands import CommandFields
-from snapshotd.api.experiments import BisectRequest
+from snapshotd.api.experiments import Bisection, BisectRequest, Outcome, Tried
 from snapshotd.at_once import at_once
-from snapshotd.engine.experiments.base import Attendance, Bisection, Outcome, Tried
+from snapshotd.engine import records
+from snapshotd.engine.experiments.base import Attendance
 from snapshotd.engine.experiments.parts import Services
 from snapshotd.engine.history.lineage import lineage
 from snapshotd.errors import CommandNotFound, CommandNotRunnable, UsageError
@@ -52,8 +53,8 @@ class _Search:
         for _ in range(self.request.repeat):
             again = self._test([low, high], rounds + 1)
             self.flaky |= again[low] != "good" or again[high] != "bad"
-        unknown = tuple(self.line[low + 1 : high])
-        return Bisection(self.line[high], self.line[low], unknown, rounds, self.flaky)
+        last_good, *unknown, first_bad = map(records.snapshot, self.line[low : high + 1])
+        return Bisection(first_bad, last_good, tuple(unknown), rounds, self.flaky)
 
     def _ends(self) -> tuple[int, int]:
         last = len(self.line) - 1
@@ -85,11 +86,11 @@ class _Search:
 
     def _try(self, snapshot: Snapshot, number: int) -> Tried:
         if snapshot.state in (SnapshotState.LOST, SnapshotState.PRUNED):
-            tried = Tried(snapshot, number, "untestable", UNTESTABLE)
+            tried = Tried(records.snapshot(snapshot), number, "untestable", UNTESTABLE)
         else:
             code = self._exit_code(snapshot)
             outcome: Outcome = "good" if code == 0 else "untestable" if code == UNTESTABLE else "bad"
-            tried = Tried(snapshot, number, outcome, code)
+            tried = Tried(records.snapshot(snapshot), number, outcome, code)
         self.on_tried(tried)
         return tried
 

@@ -10,7 +10,8 @@ import shlex
 from collections import Counter
 from collections.abc import Hashable, Sequence, Set
 
-from snapshotd.engine.experiments.base import AlignedCall, ComparedBranch, ComparedPair, Comparison, Difference
+from snapshotd.api.experiments import AlignedCall, BranchInfo, CompareInfo, Difference, PairInfo
+from snapshotd.engine import records
 from snapshotd.engine.experiments.parts import Services
 from snapshotd.engine.history.lineage import lineage
 from snapshotd.engine.markers import EDIT
@@ -20,7 +21,7 @@ from snapshotd.types import CallStatus, EntryKind, Snapshot, SnapshotID, ToolCal
 _EQUAL_PAIRS = 1_000_000
 
 
-def compare(services: Services, refs: Sequence[str]) -> Comparison:
+def compare(services: Services, refs: Sequence[str]) -> CompareInfo:
     """See `ExperimentService.compare`."""
     if len(refs) < 2:
         raise UsageError("there are at least two sides to a comparison; name another trajectory or snapshot")
@@ -41,24 +42,24 @@ def _removal_error(services: Services, refs: Sequence[str], lines: Sequence[list
     return None
 
 
-def _compare_lines(services: Services, refs: Sequence[str], lines: Sequence[list[Snapshot]]) -> Comparison:
+def _compare_lines(services: Services, refs: Sequence[str], lines: Sequence[list[Snapshot]]) -> CompareInfo:
     in_step = zip(*([one.id for one in line] for line in lines), strict=False)
     shared = sum(1 for _ in itertools.takewhile(lambda ids: len(set(ids)) == 1, in_step))
     fork_point = lines[0][shared - 1] if shared else None
     after = [line[shared:] for line in lines]
     number = 1 + len(_calls(services, lines[0][:shared]))
     calls = [_calls(services, own) for own in after]
-    pairs = tuple(
-        ComparedPair(
-            tuple(_align(calls[0], other, number)), tuple(services.snapshots.diff(lines[0][-1].id, line[-1].id))
-        )
-        for other, line in zip(calls[1:], lines[1:], strict=True)
-    )
+    pairs = []
+    for other, line in zip(calls[1:], lines[1:], strict=True):
+        aligned = _align(calls[0], other, number)
+        changes = map(records.change, services.snapshots.diff(lines[0][-1].id, line[-1].id))
+        parted = next((call for call in aligned if call.difference != "same"), None)
+        pairs.append(PairInfo(parted, tuple(aligned), tuple(changes)))
     branches = tuple(
         _branch(services, ref, own, line[-1], fork_point, made)
         for ref, own, line, made in zip(refs, after, lines, calls, strict=True)
     )
-    return Comparison(fork_point, branches, pairs)
+    return CompareInfo(None if fork_point is None else records.snapshot(fork_point), branches, tuple(pairs))
 
 
 def _calls(services: Services, line: Sequence[Snapshot]) -> list[Snapshot]:
@@ -104,7 +105,8 @@ def _align(a: list[Snapshot], b: list[Snapshot], number: int) -> list[AlignedCal
 
     def row(i: int | None, j: int | None, difference: Difference) -> None:
         at = number + (i if i is not None else j or 0)
-        rows.append(AlignedCall(at, difference, None if i is None else a[i], None if j is None else b[j]))
+        left, right = None if i is None else records.snapshot(a[i]), None if j is None else records.snapshot(b[j])
+        rows.append(AlignedCall(at, difference, left, right))
 
     matcher = difflib.SequenceMatcher(None, *_keys(a, b), autojunk=False)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
@@ -150,20 +152,20 @@ def _branch(
     head: Snapshot,
     fork_point: Snapshot | None,
     calls: list[Snapshot],
-) -> ComparedBranch:
+) -> BranchInfo:
     start = fork_point or own[0]
     trajectory = _trajectory_of_side(services, ref, head)
     at_end = trajectory.head == head.id
     counts = dict.fromkeys(("added", "changed", "deleted"), 0)
     for change in services.snapshots.diff(start.id, head.id) if head.id != start.id else ():
         counts[change.kind] += 1
-    return ComparedBranch(
+    return BranchInfo(
         ref=ref,
-        head=head,
+        head=records.snapshot(head),
         name=trajectory.name,
         status=trajectory.status if at_end else "in the past",
         exit_code=trajectory.exit_code if at_end else None,
-        calls=len(calls),
+        call_count=len(calls),
         failed=sum(one.call.status is not CallStatus.DONE or bool(one.call.exit_code) for one in calls),
         seconds=_seconds(services, own, fork_point),
         tokens=tokens_of(services, head, {one.id for one in own}),

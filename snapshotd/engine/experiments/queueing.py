@@ -7,10 +7,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from snapshotd.api.trajectories import ForkQueueRequest
+from snapshotd.api.trajectories import ForkQueueRequest, QueuedFork, QueueInfo
 from snapshotd.at_once import at_once
+from snapshotd.engine import records
 from snapshotd.engine.base import ForkPlace, Variant
-from snapshotd.engine.experiments.base import Attendance, ForkQueue, QueuedFork
+from snapshotd.engine.experiments.base import Attendance
 from snapshotd.engine.experiments.parts import Services, count_fitting, full_disk_named
 from snapshotd.errors import SnapshotdError, UsageError
 from snapshotd.types import ExperimentID, SnapshotID, Trajectory, TrajectoryID, TrajectoryStatus, new_id
@@ -45,9 +46,10 @@ class _Queue:
         except SnapshotdError as exc:
             if not self.request.keep_going:
                 raise
-            return QueuedFork(index, label, line, exc.message)
+            return QueuedFork(index, label, None if line is None else records.trajectory(line), exc.message)
         whole = line.status in (TrajectoryStatus.FINISHED, TrajectoryStatus.FAILED)
-        return QueuedFork(index, label, line, None if whole else f"its program did not end by itself: {line.status}")
+        why = None if whole else f"its program did not end by itself: {line.status}"
+        return QueuedFork(index, label, records.trajectory(line), why)
 
     def _start(self, index: int) -> Trajectory:
         if self.attendance.gone:
@@ -89,7 +91,7 @@ def fork_queue(
     variants: tuple[Variant, ...],
     attendance: Attendance,
     on_child: Callable[[QueuedFork], object],
-) -> ForkQueue:
+) -> QueueInfo:
     """See `ExperimentService.fork_queue`."""
     n = len(variants) or request.n
     ways = variants or (Variant(""),)
@@ -110,4 +112,4 @@ def fork_queue(
         if not request.keep_going:
             queue.take_back()
         raise
-    return ForkQueue(queue.experiment, tuple(found[index] for index in range(n)))
+    return QueueInfo(queue.experiment, tuple(found[index] for index in range(n)))

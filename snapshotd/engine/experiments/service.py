@@ -15,24 +15,13 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from snapshotd.api.experiments import BisectRequest, ScoreRequest
+from snapshotd.api.experiments import Bisection, BisectRequest, CompareInfo, ScoreRequest, Tried
 from snapshotd.api.record import encode
-from snapshotd.api.trajectories import CreateRequest, ForkQueueRequest, SandboxFields
+from snapshotd.api.trajectories import CreateRequest, ForkQueueRequest, QueuedFork, QueueInfo, SandboxFields
 from snapshotd.api.wire import check_ref
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.base import Event, Variant
-from snapshotd.engine.experiments.base import (
-    Attendance,
-    Bisection,
-    Comparison,
-    Env,
-    ExperimentRequest,
-    ForkQueue,
-    QueuedFork,
-    Scorer,
-    SnapshotScores,
-    Tried,
-)
+from snapshotd.engine.experiments.base import Attendance, Env, ExperimentRequest, Scorer, SnapshotScores
 from snapshotd.engine.experiments.bisecting import bisect
 from snapshotd.engine.experiments.comparing import compare
 from snapshotd.engine.experiments.driving import Driver, find_trajectory, info_of, name_taken
@@ -110,14 +99,14 @@ class ExperimentService:
         variants: tuple[Variant, ...],
         attendance: Attendance,
         on_child: Callable[[QueuedFork], object],
-    ) -> ForkQueue:
+    ) -> QueueInfo:
         """Fork a snapshot into more children than run at once: each runs its program to the end, then another begins.
         `on_child` is told of each that has ended. When one does not start, those that did are removed, and its error is
         raised, unless the request says to keep going. When the client goes away no other begins, and those that run go
         on. UsageError before anything starts."""
         return fork_queue(self._services, ref, request, variants, attendance, on_child)
 
-    def compare(self, refs: Sequence[str]) -> Comparison:
+    def compare(self, refs: Sequence[str]) -> CompareInfo:
         """Trajectories or snapshots side by side: calls aligned from the last snapshot that all have, files, and how each
         came out.
 

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from snapshotd.engine.base import Effect, Task
+from snapshotd.api.history import TaskInfo
+from snapshotd.engine.base import Effect
 from snapshotd.engine.context import Context
 from snapshotd.engine.history.effects import Effects, task_of
 from snapshotd.engine.history.rewinding import LayerMaker, Rewinding
@@ -50,14 +51,14 @@ _OUTCOMES = (CallStatus.DONE, CallStatus.FAILED)
 class _Kept:
     """A task that stays completed: from the snapshot before it to the one that binds its end."""
 
-    task: Task
+    task: TaskInfo
     began: Snapshot
     ended: Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    task: Task
+    task: TaskInfo
     target: Snapshot
     kept: tuple[_Kept, ...]
     effects: tuple[Effect, ...]
@@ -107,15 +108,15 @@ class Retry:
     def _plan(self, trajectory: Trajectory, head: Snapshot, name: str) -> _Plan:
         state = self._catalog.state(head.id)
         task, listed = tasks.find(state, name), tasks.tasks_of(state)
-        if task.began is None:
+        if task.started_in is None:
             raise Conflict(
                 f"the task {name!r} cannot be retried: it has not begun; `snapshotd resume {short(trajectory.id)}` goes on"
             )
         again = {name} | tasks.dependents(listed, name)
-        line = self._line(head, task.began)
+        line = self._line(head, SnapshotID(task.started_in))
         if not line:
             raise Conflict(
-                f"the task {name!r} cannot be retried: {short(task.began)}, where it began, is not of this line any more"
+                f"the task {name!r} cannot be retried: {short(task.started_in)}, where it began, is not of this line any more"
             )
         target = line[0]
         self._rewinding.check_files(trajectory, target)
@@ -136,14 +137,14 @@ class Retry:
             line.append(self._catalog.get_snapshot(before))
         return line[::-1]
 
-    def _plan_kept(self, task: Task, line: Sequence[Snapshot], again: set[str]) -> _Kept:
-        places = {snapshot.id: index for index, snapshot in enumerate(line)}
-        if task.began not in places or task.ended not in places:
+    def _plan_kept(self, task: TaskInfo, line: Sequence[Snapshot], again: set[str]) -> _Kept:
+        places: dict[str | None, int] = {snapshot.id: index for index, snapshot in enumerate(line)}
+        if task.started_in not in places or task.ended_in not in places:
             raise Conflict(
                 f"the task {task.name!r}, which would stay completed, began before the one to be retried, or outside of this line; "
                 "rewind instead (`snapshotd rewind`)"
             )
-        first, last = places[task.began], places[task.ended]
+        first, last = places[task.started_in], places[task.ended_in]
         for index in range(first + 1, len(line)):
             if any(_is_end(entry, task.name) for entry in self._catalog.own_entries(line[index].id)):
                 last = max(last, index)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from snapshotd.engine.base import Task
+from snapshotd.api.history import TaskInfo
 from snapshotd.errors import Conflict, LimitExceeded, NotFound, UsageError
 from snapshotd.types import SnapshotID
 
@@ -67,15 +67,14 @@ def change(
     return {**state, "tasks": changed}
 
 
-def tasks_of(state: dict[str, Any]) -> list[Task]:
+def tasks_of(state: dict[str, Any]) -> list[TaskInfo]:
     """The tasks of a state, in the order in which they were declared."""
     return [
-        Task(t["name"], t["status"], tuple(t["depends"]), t["note"], _id(t["began"]), _id(t["ended"]))
-        for t in _items(state)
+        TaskInfo(t["name"], t["status"], tuple(t["depends"]), t["note"], t["began"], t["ended"]) for t in _items(state)
     ]
 
 
-def find(state: dict[str, Any], name: str) -> Task:
+def find(state: dict[str, Any], name: str) -> TaskInfo:
     """The task of this name. NotFound, naming the tasks that there are."""
     known = tasks_of(state)
     found = next((task for task in known if task.name == name), None)
@@ -87,7 +86,7 @@ def find(state: dict[str, Any], name: str) -> Task:
     return found
 
 
-def dependents(tasks: Sequence[Task], name: str) -> set[str]:
+def dependents(tasks: Sequence[TaskInfo], name: str) -> set[str]:
     """The tasks that depend on one, directly or not; it is not among them itself."""
     found: set[str] = set()
     for task in tasks:  # tasks come after the ones they depend on
@@ -96,7 +95,7 @@ def dependents(tasks: Sequence[Task], name: str) -> set[str]:
     return found
 
 
-def keep(state: dict[str, Any], tasks: Sequence[Task]) -> dict[str, Any]:
+def keep(state: dict[str, Any], tasks: Sequence[TaskInfo]) -> dict[str, Any]:
     """The state with these tasks as they are: in the place of its own versions of them, or at its end."""
     if not tasks:
         return state
@@ -116,18 +115,14 @@ def carry(state: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) 
     return {**changed, "values": values} if values or "values" in state else changed
 
 
-def _item(task: Task) -> dict[str, Any]:
+def _item(task: TaskInfo) -> dict[str, Any]:
     words = {"name": task.name, "status": task.status, "depends": list(task.depends), "note": task.note}
-    return {**words, "began": task.began, "ended": task.ended}
+    return {**words, "began": task.started_in, "ended": task.ended_in}
 
 
 def _items(state: dict[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = state.get("tasks", [])
     return found
-
-
-def _id(text: str | None) -> SnapshotID | None:
-    return None if text is None else SnapshotID(text)
 
 
 def _move(task: dict[str, Any], status: str, known: dict[str, dict[str, Any]], snapshot: SnapshotID) -> None:

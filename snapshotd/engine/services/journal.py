@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Annotated, Any
 
+from snapshotd.api.history import TaskInfo
 from snapshotd.api.record import Bounds
 from snapshotd.api.wire import LIST_MAX
-from snapshotd.engine.base import Task
 from snapshotd.engine.context import Context
 from snapshotd.engine.journal import tasks
 from snapshotd.engine.journal.answers import with_result
@@ -47,6 +47,6 @@ class JournalService:
         values: dict[str, Any] = self._catalog.state(self._catalog.resolve_snapshot(ref).id).get("values", {})
         return values
 
-    def tasks(self, ref: str) -> list[Task]:
+    def tasks(self, ref: str) -> list[TaskInfo]:
         """The subtasks as they were at the snapshot, in the order in which they were declared."""
         return tasks.tasks_of(self._catalog.state(self._catalog.resolve_snapshot(ref).id))

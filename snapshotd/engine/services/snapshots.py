@@ -6,19 +6,20 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from snapshotd.api.snapshots import FileStatus
 from snapshotd.api.wire import check_ref
 from snapshotd.catalog.base import CallFacts
 from snapshotd.engine import markers
 from snapshotd.engine.base import LookedAt, Overview
 from snapshotd.engine.context import Context
 from snapshotd.engine.markers import MARKERS
+from snapshotd.engine.records import file_status
 from snapshotd.engine.requests import present
 from snapshotd.engine.storage import look
 from snapshotd.engine.storage.archive_queue import Archive
 from snapshotd.engine.storage.cold import Cold
 from snapshotd.kernel import turns
 from snapshotd.trees.base import Change, RestoreReport
-from snapshotd.trees.base import Entry as TreeEntry
 from snapshotd.trees.patch import PatchBound, Write
 from snapshotd.types import Snapshot, SnapshotID, Trajectory, TrajectoryID
 
@@ -114,9 +115,11 @@ class SnapshotService:
         file."""
         return look.cat(self._context, ref, path)
 
-    def lstat(self, ref: str, path: bytes) -> tuple[TreeEntry, bytes | None]:
-        """The entry at a path, links not followed, and a symbolic link's target. NotFound (naming the path)."""
-        return look.lstat(self._context, ref, path)
+    def lstat(self, ref: str, path: bytes) -> FileStatus:
+        """The entry at a path, links not followed.
+
+        NotFound (naming the path)."""
+        return file_status(*look.lstat(self._context, ref, path))
 
     def restore(self, ref: str, to: Path, *, path: bytes, namespace_pid: int = 0) -> RestoreReport:
         """Write a snapshot's tree (or the part below `path`) into `to`, which must not exist or be empty. `to` is a path

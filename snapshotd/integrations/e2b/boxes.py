@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from snapshotd.api.trajectories import TrajectoryInfo
 from snapshotd.client import AsyncSnapshotd
-from snapshotd.client.exchange import keyed
+from snapshotd.client.exchange import use_keys
 from snapshotd.errors import Conflict, NotFound, SnapshotdError
 from snapshotd.integrations.e2b.failures import WireError, gone, not_found
 from snapshotd.integrations.e2b.records import Box, Records
@@ -92,7 +92,7 @@ class Boxes:
     async def create(self, snapshot: str, variant: dict[str, Any], draft: Box, *, key: str | None = None) -> Box:
         """A sandbox from a snapshot; `variant`: its network and limits. `draft`: what it is to be, without its id. `key`:
         under it, it is made once."""
-        with keyed(f"e2b {draft.owner} {key}") if key is not None else contextlib.nullcontext():
+        with use_keys(f"e2b {draft.owner} {key}") if key is not None else contextlib.nullcontext():
             made = await self._client.fork(snapshot, variants={"sandbox": variant}, idle_timeout=0)
         if key is not None and (known := await self._records.find(Box, made.trajectories[0].id)) is not None:
             return known

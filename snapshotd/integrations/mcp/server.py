@@ -23,7 +23,7 @@ from snapshotd import __version__
 from snapshotd.api import operations
 from snapshotd.api.record import Json
 from snapshotd.client import AsyncSnapshotd
-from snapshotd.client.exchange import keyed
+from snapshotd.client.exchange import use_keys
 from snapshotd.client.outcomes import argv_or_shell
 from snapshotd.errors import SnapshotdError, UsageError
 from snapshotd.integrations.mcp.approvals import PersonsAnswers
@@ -107,7 +107,7 @@ class SnapshotdServer(MCPServer[Any]):
             admitted = await self._admit(name, checked, subject, key, context)
             if isinstance(admitted, InputRequiredResult):
                 return admitted
-            with keyed(f"{name} {subject and subject[0]} {key}") if key is not None else contextlib.nullcontext():
+            with use_keys(f"{name} {subject and subject[0]} {key}") if key is not None else contextlib.nullcontext():
                 return await super().call_tool(name, admitted, context)
         except SnapshotdError as exc:
             return _failure(exc)

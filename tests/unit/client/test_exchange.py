@@ -19,10 +19,10 @@ from snapshotd.client.exchange import (
     LineSplitter,
     begin_bytes,
     chunk_bytes,
-    keyed,
     new_key,
     request_bytes,
     unreachable,
+    use_keys,
 )
 from snapshotd.errors import InternalError, LimitExceeded, NotFound, NotPermitted
 
@@ -133,7 +133,7 @@ def test_requests() -> None:
 
 def test_keys_follow_from_a_name() -> None:
     def drawn(name: str) -> list[str]:
-        with keyed(name):
+        with use_keys(name):
             return [new_key(), new_key()]
 
     assert drawn("a") == drawn("a")

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from snapshotd.client.bundles import sealing
-from snapshotd.client.bundles.sealing import MAGIC, Sealing, unsealed
+from snapshotd.client.bundles.sealing import MAGIC, Sealing, unseal
 from snapshotd.errors import DataLoss, UsageError
 
 PIECE = 100
@@ -41,7 +41,7 @@ def sealed(key: Path, data: bytes, step: int = 30) -> bytes:
 
 
 def read(data: bytes, key: Path | None, count: int = 41) -> bytes:
-    source = unsealed(io.BytesIO(data), key)
+    source = unseal(io.BytesIO(data), key)
     return b"".join(iter(lambda: source.read(count) or b"", b""))
 
 
@@ -81,7 +81,7 @@ def test_a_change_anywhere_is_found_and_nothing_wrong_is_given_out(key: Path) ->
     left_out = whole[: start + step] + whole[start + 2 * step :]
     for wrong in (*changed, *cut, swapped, left_out, whole + b"x", whole + whole[start:]):
         given: list[bytes] = []
-        source = unsealed(io.BytesIO(wrong), key)
+        source = unseal(io.BytesIO(wrong), key)
         with pytest.raises(DataLoss, match="damaged or cut off, or was encrypted with another key"):
             given.extend(iter(lambda: source.read(64) or b"", b""))  # noqa: B023 - used at once
         assert data.startswith(b"".join(given))

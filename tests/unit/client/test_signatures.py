@@ -33,13 +33,13 @@ def verbs() -> Iterator[tuple[type, str, inspect.Signature]]:
         for name in dir(cls):
             found = inspect.getattr_static(cls, name)
             if not name.startswith("_") and isinstance(found, _Verb):
-                signature = inspect.signature(found._given(None, cls))
+                signature = inspect.signature(found._bind(None, cls))
                 if len(signature.parameters) > 1:
                     yield cls, name, signature
 
 
 def types_of(cls: type, name: str) -> dict[str, Any]:
-    types = signatures._parameters(inspect.unwrap(inspect.getattr_static(cls, name)._given(None, cls)))
+    types = signatures._parameters(inspect.unwrap(inspect.getattr_static(cls, name)._bind(None, cls)))
     return {name: hint for name, hint in types.items() if name != "client"}
 
 

@@ -26,7 +26,7 @@ from snapshotd.api.record import ApiRecord, Request, types_of
 from snapshotd.api.wire import API_PREFIX
 from snapshotd.catalog.base import as_tenant
 from snapshotd.client import Snapshotd
-from snapshotd.client.exchange import keyed
+from snapshotd.client.exchange import use_keys
 from snapshotd.client.twofold import iterate, run
 from snapshotd.daemon.access.principals import GRANTS
 from snapshotd.daemon.access.tokens import Tokens
@@ -520,11 +520,11 @@ def test_each_tenant_hears_of_what_it_makes_while_it_watches(daemon: Daemon, acm
 
 
 def test_the_key_of_another_tenants_request_tells_nothing(daemon: Daemon) -> None:
-    worlds = {tenant: make_world(daemon.client, tenant, "keyed") for tenant in ("acme", "other")}
-    with keyed("the same"):
+    worlds = {tenant: make_world(daemon.client, tenant, "use_keys") for tenant in ("acme", "other")}
+    with use_keys("the same"):
         daemon.client.exec(worlds["other"].names["ref"], ["true"])
     acme = Snapshotd(host=str(daemon.client.status()["listening"]), token=_token(daemon, "acme"))
-    with keyed("the same"):
+    with use_keys("the same"):
         done = acme.exec(worlds["acme"].names["ref"], ["echo", "mine"])
     assert done.snapshot.trajectory == worlds["acme"].ids[0]
 

@@ -26,7 +26,7 @@ def test_a_task_from_its_declaration_to_its_end() -> None:
     assert empty == {}
     began = tasks.change(state, "build", "in-progress", None, None, S2)
     done = tasks.change(began, "build", "completed", None, "well", S3)
-    assert [(t.status, t.note, t.began, t.ended) for s in (state, began, done) for t in tasks.tasks_of(s)] == [
+    assert [(t.status, t.note, t.started_in, t.ended_in) for s in (state, began, done) for t in tasks.tasks_of(s)] == [
         ("pending", "first", None, None),
         ("in-progress", "first", S2, None),
         ("completed", "well", S2, S3),
@@ -58,7 +58,7 @@ def test_a_failed_task_begins_anew() -> None:
     state = tasks.change(declared("a"), "a", "in-progress", None, None, S1)
     state = tasks.change(state, "a", "failed", None, None, S2)
     (again,) = tasks.tasks_of(tasks.change(state, "a", "in-progress", None, None, S3))
-    assert (again.began, again.ended) == (S3, None)
+    assert (again.started_in, again.ended_in) == (S3, None)
 
 
 @pytest.mark.parametrize("status", ["pending", "in-progress", "failed", "skipped"])
@@ -68,7 +68,7 @@ def test_a_task_waits_for_what_it_depends_on(status: str) -> None:
         tasks.change(state, "b", "in-progress", None, None, S1)
     if status in ("pending", "in-progress"):
         state = tasks.change(state, "a", "completed", None, None, S1)
-        assert tasks.find(tasks.change(state, "b", "in-progress", None, None, S2), "b").began == S2
+        assert tasks.find(tasks.change(state, "b", "in-progress", None, None, S2), "b").started_in == S2
 
 
 def test_dependencies_are_declared_before() -> None:

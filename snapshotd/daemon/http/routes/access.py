@@ -42,7 +42,7 @@ def revoke_token(token: Annotated[str, PathParameter(description="Its name or id
 @handles(operations.AUDIT)
 def audit(service: ServiceDep, last: Annotated[int, Query(ge=1, le=AUDIT_MAX)] = 100) -> Response:
     """The newest records of who did what, oldest first. They are kept while the daemon listens for other machines."""
-    return streams.listed(read_audit(service.state_dir, last))
+    return streams.answer_list(read_audit(service.state_dir, last))
 
 
 def _info(token: Token) -> TokenInfo:

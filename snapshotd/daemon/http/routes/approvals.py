@@ -13,9 +13,9 @@ from snapshotd.api import operations
 from snapshotd.api.approvals import ApprovalView, ApproveRequest, AskRequest, DenyRequest
 from snapshotd.api.wire import LINES, LIST_MAX, PREVIEW_FILES, check_ref
 from snapshotd.catalog.base import present_tenant
-from snapshotd.daemon.http.decoding import given_json
+from snapshotd.daemon.http.decoding import optional_json
 from snapshotd.daemon.http.encoding import approval_view
-from snapshotd.daemon.http.routes.shared import ServiceDep, decided_by, handles
+from snapshotd.daemon.http.routes.shared import ServiceDep, decider, handles
 
 _Approval = Annotated[str, PathParameter(description="A unique prefix of the approval's id.")]
 
@@ -41,9 +41,9 @@ def approval(
 def approve(request: Request, approval: _Approval, body: ApproveRequest, service: ServiceDep) -> t.Approval:
     """Let the call run, with other arguments if they are given. Conflict: decided already, or the files are others by
     now."""
-    arguments = given_json(body.arguments, "the arguments")
+    arguments = optional_json(body.arguments, "the arguments")
     return service.engine.approvals.approve(
-        check_ref(approval, "approval"), by=decided_by(request, body.by), reason=body.reason, arguments=arguments
+        check_ref(approval, "approval"), by=decider(request, body.by), reason=body.reason, arguments=arguments
     )
 
 
@@ -51,7 +51,7 @@ def approve(request: Request, approval: _Approval, body: ApproveRequest, service
 def deny(request: Request, approval: _Approval, body: DenyRequest, service: ServiceDep) -> t.Approval:
     """Refuse it; the agent is told why."""
     return service.engine.approvals.deny(
-        check_ref(approval, "approval"), by=decided_by(request, body.by), reason=body.reason
+        check_ref(approval, "approval"), by=decider(request, body.by), reason=body.reason
     )
 
 

@@ -43,7 +43,7 @@ async def start_command(
         except Conflict:
             pass  # it has ended by itself
 
-    def recalled(made: tuple[str, ...]) -> CommandInfo:
+    def recall(made: tuple[str, ...]) -> CommandInfo:
         info = engine.runs.command(ref, made[0] if body.service is None else body.service.name)
         if body.service is None and info.status is CallStatus.UNKNOWN:
             raise SandboxFailed(
@@ -52,7 +52,7 @@ async def start_command(
             )
         return info
 
-    return await once_unless_abandoned(request, service, named, body, start, recalled, undo)
+    return await once_unless_abandoned(request, service, named, body, start, recall, undo)
 
 
 @handles(

@@ -9,16 +9,16 @@ from fastapi import Request
 from starlette.responses import Response
 
 from snapshotd.api import operations
-from snapshotd.api.experiments import BisectRequest, ExperimentRequest, ScoreRequest
+from snapshotd.api.experiments import BisectRequest, ExperimentRequest, ScoreRequest, Tried
 from snapshotd.api.record import Json
-from snapshotd.api.trajectories import ForkQueueRequest
+from snapshotd.api.trajectories import ForkQueueRequest, QueuedFork
 from snapshotd.daemon.http import streams
 from snapshotd.daemon.http.attending import until_gone
 from snapshotd.daemon.http.decoding import experiment_request, scorer, variant
 from snapshotd.daemon.http.encoding import event, row_json, run_json
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.routes.shared import NamedDep, Ref, ServiceDep, handles, once
-from snapshotd.engine.experiments.base import Attendance, QueuedFork, SnapshotScores, Tried
+from snapshotd.engine.experiments.base import Attendance, SnapshotScores
 from snapshotd.scores import ScoredRun
 from snapshotd.terms import NAME_PATTERN
 

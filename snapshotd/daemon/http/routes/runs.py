@@ -22,6 +22,7 @@ from snapshotd.daemon.http.decoding import check, variant
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.problems import load_json
 from snapshotd.daemon.http.routes.shared import Named, NamedDep, Ref, ServiceDep, handles, once, once_unless_abandoned
+from snapshotd.engine import records
 from snapshotd.engine.base import STREAMS, Caller, ExecResult, Forked, OutputSink, Stream, output_event
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import SandboxFailed, UsageError
@@ -52,7 +53,7 @@ async def create(request: Request, body: CreateRequest, service: ServiceDep, nam
     engine = service.engine
     pid = client_pid(request)
 
-    def recalled(made: tuple[str, ...]) -> tuple[Trajectory, Snapshot]:
+    def recall(made: tuple[str, ...]) -> tuple[Trajectory, Snapshot]:
         return engine.snapshots.trajectory(made[0]), engine.snapshots.log(made[0])[0]
 
     trajectory, snapshot = await once_unless_abandoned(
@@ -61,10 +62,10 @@ async def create(request: Request, body: CreateRequest, service: ServiceDep, nam
         named,
         body,
         lambda: engine.runs.create(body, namespace_pid=pid),
-        recalled,
+        recall,
         lambda made: _stop(engine, made[0]),
     )
-    return CreatedInfo(encoding.trajectory(trajectory), encoding.snapshot(snapshot))
+    return CreatedInfo(records.trajectory(trajectory), records.snapshot(snapshot))
 
 
 @handles(operations.RUN_AGENT)
@@ -98,7 +99,7 @@ def log(
 ) -> Response:
     """Its snapshots, oldest first; with `before`, only those whose `seq` is smaller; with `last`, only this number of the newest."""
     found = service.engine.snapshots.log(ref, last, before=before)
-    return streams.listed(service.engine.snapshots.look_at(found))
+    return streams.answer_list(service.engine.snapshots.look_at(found))
 
 
 @handles(
@@ -158,7 +159,7 @@ async def attended_exec_in_snapshot(request: Request, ref: Ref, service: Service
 )
 async def connect(request: Request, ref: Ref, port: PortNumber, service: ServiceDep) -> Response:
     """A connection to a server on the loopback of a running sandbox. It is cut when the client goes away."""
-    return await carrying.carried(
+    return await carrying.carry(
         request, service.connections, lambda ended: service.engine.runs.connect(ref, port, ended)
     )
 
@@ -169,7 +170,7 @@ async def fork(request: Request, ref: Ref, body: ForkRequest, service: ServiceDe
     engine = service.engine
     variants = tuple(map(variant, body.variants))
 
-    def recalled(made: tuple[str, ...]) -> Forked:
+    def recall(made: tuple[str, ...]) -> Forked:
         forks = tuple(map(engine.snapshots.trajectory, made))
         assert forks[0].experiment is not None
         return Forked(forks[0].experiment, forks)
@@ -188,7 +189,7 @@ async def fork(request: Request, ref: Ref, body: ForkRequest, service: ServiceDe
             variants=variants,
             idle_timeout_s=body.idle_timeout_s,
         ),
-        recalled,
+        recall,
         lambda made: _stop(engine, *made.trajectories),
     )
 
@@ -245,17 +246,17 @@ async def _exec(
         def execute() -> ExecResult:
             return method(ref, body, sink=sink, caller=caller)
 
-        def recalled(made: tuple[str, ...]) -> ExecResult:
-            return _recorded(service.engine, made[0], sink)
+        def recall(made: tuple[str, ...]) -> ExecResult:
+            return _answer_again(service.engine, made[0], sink)
 
-        done = execute() if named is None else once(service, named, body, execute, recalled)
+        done = execute() if named is None else once(service, named, body, execute, recall)
         emit(encoding.event("result", done))
 
     attending = until_gone(request, caller) if lines is None else attend(request, caller, lines)
     return await streams.ndjson(service.streams, produce, attend=attending)
 
 
-def _recorded(engine: Engine, snapshot: str, sink: OutputSink) -> ExecResult:
+def _answer_again(engine: Engine, snapshot: str, sink: OutputSink) -> ExecResult:
     """A command that was executed, from its snapshot; what it has printed goes to `sink`. SandboxFailed as then."""
     taken = engine.snapshots.get(snapshot)
     for stream in STREAMS:

@@ -37,7 +37,7 @@ from snapshotd.daemon.http.decoding import check
 from snapshotd.daemon.http.encoding import json_bytes
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.problems import check_query, load_json
-from snapshotd.daemon.http.streams import JSON, StreamLimit, listed
+from snapshotd.daemon.http.streams import JSON, StreamLimit, answer_list
 from snapshotd.daemon.http.watching import Watchers
 from snapshotd.engine.base import Opener
 from snapshotd.engine.engine import Engine
@@ -87,7 +87,11 @@ class JsonRoute(APIRoute):
         def encoded(answer: Any) -> Any:
             if answer is None or isinstance(answer, Response):
                 return answer
-            return listed(answer) if isinstance(answer, list) else Response(json_bytes(answer), status, media_type=JSON)
+            return (
+                answer_list(answer)
+                if isinstance(answer, list)
+                else Response(json_bytes(answer), status, media_type=JSON)
+            )
 
         if inspect.iscoroutinefunction(endpoint):
 
@@ -144,7 +148,7 @@ H = TypeVar("H", bound=Callable[..., Any])
 def handles(
     operation: Operation[Any], says: str | None = None, takes: str | None = None, about: str | None = None
 ) -> Callable[[H], H]:
-    """Registers the handler of an operation. It returns values of the engine, or records (`encoding.py`), or the Response
+    """Registers the handler of an operation. It returns values of the engine (`engine/records.py`), records, or the Response
     that streams the answer. `says`, `takes`: description of a streamed answer, and of a streamed body. `about`: that of the
     operation, in place of the handler's docstring."""
     options: dict[str, Any] = {"response_model": operation.answer, "openapi_extra": {"x-scope": operation.scope}}
@@ -209,7 +213,7 @@ def principal_of(request: Request) -> Principal:
     return found
 
 
-def decided_by(request: Request, name: str | None) -> str:
+def decider(request: Request, name: str | None) -> str:
     """The person who decides: the caller, who may name another one where it is a user of the socket."""
     caller = principal_of(request)
     return caller.name if caller.token or not name else name

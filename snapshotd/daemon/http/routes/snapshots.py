@@ -10,13 +10,12 @@ from starlette.responses import Response
 
 from snapshotd import types as t
 from snapshotd.api import operations
-from snapshotd.api.snapshots import FileStatus, RestoreRequest, TaggedInfo, TagRequest
+from snapshotd.api.snapshots import RestoreRequest, TaggedInfo, TagRequest
 from snapshotd.api.wire import OUTPUT_MAX, check_ref
 from snapshotd.daemon.http import streams
 from snapshotd.daemon.http.decoding import absolute, check_name, sandbox_path
-from snapshotd.daemon.http.encoding import file_status
 from snapshotd.daemon.http.peer import client_pid
-from snapshotd.daemon.http.routes.shared import NamedDep, PathB64, Ref, ServiceDep, handles, once
+from snapshotd.daemon.http.routes.shared import NamedDep, Ref, ServiceDep, handles, once
 from snapshotd.engine.base import LookedAt
 from snapshotd.trees.base import RestoreReport
 from snapshotd.trees.patch import MAX_FILE_BYTES, PatchBound
@@ -42,12 +41,6 @@ async def output(
     return await streams.octets(
         service.streams, lambda: streams.cut(service.engine.snapshots.output(ref, which), start, count)
     )
-
-
-@handles(operations.FILE_STATUS)
-def status(ref: Ref, path_b64: PathB64, service: ServiceDep) -> FileStatus:
-    """The entry at a path, links not followed."""
-    return file_status(*service.engine.snapshots.lstat(ref, sandbox_path(path_b64)))
 
 
 @handles(operations.RESTORE)

@@ -26,20 +26,20 @@ _REPORT = _SAYS % '"report"'
 @handles(operations.POLICY)
 def policy(service: ServiceDep, trajectory: _Line = None) -> Policy:
     """The retention policy: the global one, or the one that holds for a trajectory."""
-    return service.engine.storage.policy(_checked(trajectory))
+    return service.engine.storage.policy(_check_line(trajectory))
 
 
 @handles(operations.SET_POLICY)
 def set_policy(body: Policy, service: ServiceDep, trajectory: _Line = None) -> Policy:
     """Set it. Nothing is removed before the next prune."""
-    service.engine.storage.set_policy(_checked(trajectory), body)
+    service.engine.storage.set_policy(_check_line(trajectory), body)
     return service.engine.storage.policy(trajectory)
 
 
 @handles(operations.CLEAR_POLICY)
 def clear_policy(service: ServiceDep, trajectory: _Line = None) -> None:
     """Remove it."""
-    service.engine.storage.set_policy(_checked(trajectory), None)
+    service.engine.storage.set_policy(_check_line(trajectory), None)
 
 
 @handles(operations.PRUNE, says=_REPORT)
@@ -138,7 +138,7 @@ def unmount(request: Request, body: MountRequest, service: ServiceDep) -> None:
     service.engine.storage.unmount(absolute(body.directory, "directory"), _namespace_pid(request))
 
 
-def _checked(trajectory: str | None) -> str | None:
+def _check_line(trajectory: str | None) -> str | None:
     return None if trajectory is None else check_ref(trajectory, "trajectory")
 
 

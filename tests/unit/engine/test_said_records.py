@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from snapshotd.daemon.http import encoding
+from snapshotd.engine import records
 
-SAID = [(kind, form) for kind, form in encoding.record_of.registry.items() if isinstance(form, partial)]
+SAID = [(kind, form) for kind, form in records.record_of.registry.items() if isinstance(form, partial)]
 
 
 @pytest.mark.parametrize(("kind", "form"), SAID, ids=lambda one: getattr(one, "__name__", ""))
 def test_a_value_has_all_that_its_record_says(kind: type[Any], form: partial[Any]) -> None:
     record = form.args[0]
-    paths = [_path(get) for _, get, _ in encoding._getters(record)]
+    paths = [_path(get) for _, get, _ in records._getters(record)]
     assert [path for path in paths if not hasattr(kind, path) and path not in kind.__dataclass_fields__] == []
 
 
