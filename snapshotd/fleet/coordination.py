@@ -253,14 +253,10 @@ class PostgresCoordination(Coordination):
         )
         return [decode_room(*row) for row in rows]
 
-    def owned_counts(self) -> dict[NodeID, int]:
-        """The number of trajectories of each node that has any. Cost: all of them."""
-        rows = self._read("SELECT node, count(*) FROM {}.owners WHERE node IS NOT NULL GROUP BY node")
-        return {NodeID(node): count for node, count in rows}
-
     def describe_nodes(self) -> tuple[NodeStats, ...]:
         """The nodes by name, with their leases, trajectories, room and lag. Cost: all trajectories."""
-        counts = self.owned_counts()
+        rows = self._read("SELECT node, count(*) FROM {}.owners WHERE node IS NOT NULL GROUP BY node")
+        counts = {NodeID(node): count for node, count in rows}
         return tuple(_stats_of(room, counts.get(room.node, 0)) for room in self.rooms())
 
     def reserve(self, node: NodeID, count: int, memory_bytes: int) -> str:

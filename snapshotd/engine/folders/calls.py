@@ -57,7 +57,7 @@ def owners_of(who: set[str], sessions: set[str], *, knows: bool, revealed: bool,
 
 @dataclass(slots=True)
 class Part:
-    """Some of the changes of a scan, and whose they are. `call`: the one that they belong to; None: to none."""
+    """Changes of a scan that belong to one call; `call` None: to no call."""
 
     call: OpenCall | None
     paths: set[str] = field(default_factory=set)

@@ -47,7 +47,8 @@ class Capture:
     """Inode of a file with several names, to the path of its copy in the layer."""
 
     def write(self, root: int) -> None:
-        """`root`: the directory of the whole tree (`layers.amend`). LimitExceeded: it takes too long."""
+        """Write the changes below `root`, the directory of the whole tree (`layers.amend`). LimitExceeded: it takes too
+        long."""
         ends = time.monotonic() + self.longest_s
         top = files.make_dirs(root, TOP)
         try:

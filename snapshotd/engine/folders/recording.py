@@ -65,8 +65,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class OpenFolder:
-    """One folder of one user. Calls in `calls` have begun and not ended; `cut_off` is a rewind that was not recorded, whose
-    changes the next scan may find."""
+    """One folder of one user. `calls`: the calls that have begun and not ended. `cut_off`: a rewind that was not
+    recorded; the next scan may find its changes."""
 
     user: HostUser
     trajectory: TrajectoryID
@@ -161,9 +161,9 @@ class FolderRecorder:
         follows: Snapshot | None = None,
         session: dict[str, Any] | None = None,
     ) -> Snapshot:
-        """One snapshot: the scan's changes as a layer, and the call. `changes`: whose they are. `event`: it
-        belongs to that session, whose new messages are read. `follows`, `session`: it continues that snapshot, as that
-        session."""
+        """Commit one snapshot: the scan's changes as a layer, and the call. `changes`: their owners. `event`: the
+        snapshot joins that event's session, whose new messages are read. `follows`, `session`: the snapshot continues
+        that one, in that session."""
         began = time.perf_counter_ns()
         head = self.head(folder)
         messages: list[Message] = []

@@ -145,7 +145,7 @@ class FolderIndex:
         return self._blind & self.known.keys()
 
     def note_compared(self) -> None:
-        """It has been told of every file that is as the last snapshot has it."""
+        """Note that the index knows every file that is as the last snapshot has it."""
         self._fresh = False
 
     def ignored_paths(self) -> set[str]:
@@ -159,7 +159,7 @@ class FolderIndex:
         return any(path in self._passed or path in self._blind for path in above)
 
     def racy_paths(self) -> set[str]:
-        """Files that may have changed again since they were captured, though nothing shows it but their content."""
+        """Paths of files that may have changed again right after they were captured. Only their content can show it."""
         return set(self._racy)
 
     def is_sure(self) -> bool:
@@ -191,7 +191,8 @@ class FolderIndex:
         return found
 
     def _find_names(self, found: FolderScan, links: dict[int, int]) -> None:
-        """`links`: number of a changed file to how many names it has, where it is more than one."""
+        """Note the names of changed files that have several. `links`: inode number to the number of names, if there is
+        more than one."""
         now: dict[int, list[str]] = {}
         for path, mark in found.changed.items():
             if len(mark) > 1:
@@ -225,8 +226,8 @@ class FolderIndex:
         return older
 
     def _find_moved(self, found: FolderScan, older: set[str]) -> list[tuple[str, str]]:
-        """Files that have another name now: the same number, and the same size and time, or made before the last look
-        (the number of a file that is gone may be that of a new one)."""
+        """Find files under new names: the inode number is the same, and either size and time are or the file is older
+        than the last look. A new file may have the number of a deleted one."""
         was = {}
         for path in (*found.deleted, *found.changed):
             mark = self.known.get(path, ())
@@ -359,8 +360,8 @@ class _Walk:
         *,
         revealed: bool,
     ) -> None:
-        """`again`: the rules have changed, so every path is looked at anew that no snapshot has; as with git, one that is
-        tracked stays so. `revealed`: the directory was ignored so far."""
+        """Walk one directory. `again`: the rules have changed, so every path that no snapshot has is looked at anew;
+        recorded paths stay, as with git. `revealed`: the directory was ignored so far."""
         own, changed = self._load(fd, prefix, ignore.RULES[0], listed)
         if own is not None:
             rules = rules.below(prefix, own)

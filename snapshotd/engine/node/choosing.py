@@ -54,7 +54,7 @@ class PublishList:
                 self._heard.add(trajectory)
 
     def add_again(self, trajectories: Collection[TrajectoryID]) -> None:
-        """Their facts were not published after all."""
+        """Look at the facts of these trajectories again: their publication has failed."""
         with self._lock:
             self._heard.update(trajectories)
 
@@ -85,7 +85,7 @@ class PublishList:
         return [snapshot for one in self._list_owned() for snapshot in self._marks.find_unpublished(one)]
 
     def count_unpublished(self) -> int:
-        """Their number."""
+        """The number of this node's snapshots that are not published."""
         return sum(self._marks.count_unpublished(one) for one in self._list_owned())
 
     def _list_owned(self) -> list[TrajectoryID]:

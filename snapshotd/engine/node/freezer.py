@@ -38,7 +38,7 @@ class Freezer:
         return held
 
     def everything(self) -> list[HeldMembers]:
-        """All that have not ended, and perhaps some that have."""
+        """All sandboxes that have not ended; some may have."""
         with self._lock:
             return list(self._all)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from snapshotd.engine.context import Context
@@ -33,7 +33,6 @@ from snapshotd.failpoints import hit
 from snapshotd.fleet.base import Claim
 from snapshotd.repo.base import Peers
 from snapshotd.types import (
-    CallID,
     Image,
     ImageID,
     SideEffect,
@@ -67,8 +66,8 @@ class NodePublisher(Publisher):
         marks: PublishedMarks,
         chores: Sequence[Callable[[], None]],
     ) -> None:
-        """`store_all`: return when everything captured is stored. `archive_again`: snapshots are captured again.
-        `chores`: what else the fleet is to be told of, now and then."""
+        """`store_all`: returns when everything captured is stored. `archive_again`: called when snapshots are captured
+        again. `chores`: further things to tell the fleet, called in each round."""
         self._chores = chores
         self._context, self._catalog, self._archiver = context, context.catalog, archiver
         self._store_all, self._archive_again = store_all, archive_again
@@ -231,7 +230,7 @@ class NodePublisher(Publisher):
             self._segment = self._shared.segments.numbers().get(self._shared.node, 0)
 
     def _publish_some(self) -> bool:
-        """One transaction. False when nothing is left."""
+        """Publish in one transaction. False when nothing is left."""
         parts, changed = self._list.choose()
         try:
             tags = self._tags.changes({one.id for part in parts for one in part.snapshots})
@@ -297,7 +296,7 @@ class NodePublisher(Publisher):
                 for row in rows_of(self._catalog, part.snapshots):
                     snapshot = row.snapshot
                     calls = [entry.id for entry in row.entries if entry.side_effect is SideEffect.IRREVERSIBLE]
-                    intended = self._find_intents(calls)
+                    intended = shared.coordination.find_recorded(calls) if calls else ()
                     with shared.coordination.publishing(
                         part.claim, head, snapshot.id, intended, stored_ns=stored_ns
                     ) as new:
@@ -324,10 +323,6 @@ class NodePublisher(Publisher):
             self._catalog.approvals.list(None, trajectory.id),
             self._catalog.compensations.of_trajectory(trajectory.id),
         )
-
-    def _find_intents(self, calls: Sequence[CallID]) -> Collection[CallID]:
-        """Choose the irreversible calls of a snapshot that the fleet knows of."""
-        return self._shared.coordination.find_recorded(calls) if calls else ()
 
     def _find_beginning(self, trajectory: Trajectory, snapshot: Snapshot) -> dict[SnapshotID, object]:
         """The snapshot where a trajectory's program began, if it is published with or before this one."""

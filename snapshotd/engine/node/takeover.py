@@ -66,7 +66,7 @@ class NodeTakeover(OtherCatalogs):
         claims: Claims,
         marks: PublishedMarks,
     ) -> None:
-        """`merge`: have this node's index know everything that is published. `write_image`: write the root of an image from
+        """`merge`: has this node's index know everything that is published. `write_image`: writes an image's root from
         its stored tree."""
         self._context, self._catalog, self._archiver = context, context.catalog, archiver
         self._merge, self._write_image = merge, write_image
@@ -113,7 +113,7 @@ class NodeTakeover(OtherCatalogs):
         return True
 
     def _forget(self, trajectory: TrajectoryID) -> bool:
-        """Its owner has removed it from the fleet. True: it is not here any more either."""
+        """Remove a trajectory that its owner has removed from the fleet. False: it stays here."""
         if self._marks.count_unpublished(trajectory):
             return False
         try:

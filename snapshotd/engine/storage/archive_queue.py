@@ -97,8 +97,8 @@ class Archive:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Inside the block nothing is between the repository and the catalog: every object there is either referred to
-        or garbage."""
+        """Hold storing back. Inside the block every object in the repository is either referred to by the catalog or
+        garbage."""
         with self._storing:
             self._batches.archiver.begin()
             yield
@@ -199,7 +199,7 @@ class Archive:
         return due_at if self.failure is not None else min(due_at, self._batches.stuck_until())
 
     def _round(self) -> None:
-        """One batch; plans the next one if there is more."""
+        """Store one batch, and plan the next one if more is left."""
         failure: SnapshotdError | None = None
         left: list[SnapshotID] = []
         try:
@@ -237,8 +237,9 @@ class Archive:
                 _log.error("layers cannot be evicted: %s", exc)  # the next batch tries again
 
     def _check_layers(self) -> SnapshotdError | None:
-        """Nothing could be stored. If a write to the layers failed, meanwhile or before, no snapshot that is not stored
-        is what was acknowledged for certain: they are lost from now on. The error to tell; None: the layers are good."""
+        """Find out why nothing could be stored. If a write to the layers has failed, every snapshot that is not stored
+        is marked as lost: nobody can tell whether its files are those that were acknowledged. Returns that error; None:
+        the layers are good."""
         try:
             self._proof.sync()
             return None
@@ -387,7 +388,8 @@ class _Batches:
         self._stuck_until = time.monotonic() + _STUCK_S
 
     def _archive_tree(self, snapshot: Snapshot, image: TreeID, done: dict[SnapshotID, _Done]) -> ArchivedTree:
-        """Its own layers on its base's tree; if the base has no tree (any more), all layers on the image's."""
+        """Apply the snapshot's own layers to its base's tree, or all its layers to the image's tree if the base has
+        none."""
         outputs = snapshot.call.outputs
         if snapshot.base is None:
             return self.archiver.archive_tree(tuple(reversed(snapshot.stack.layers)), image, outputs)

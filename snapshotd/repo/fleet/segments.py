@@ -67,7 +67,8 @@ class Segments:
         return True
 
     def _merge_upto(self, index: FleetIndex, node: str, upto: int) -> bool:
-        """Merge a node's segments, before each the segments of others that it builds upon."""
+        """Merge a node's segments up to a number. The segments of other nodes that one builds upon are merged before
+        it."""
         takes_away = False
         waiting = [(node, upto)]
         read: dict[tuple[str, int], tuple[Segment, bytes]] = {}

@@ -114,7 +114,7 @@ class PackRepository(ForwardedReads, RepositoryWriter):
         self._reset()
 
     def _reset(self) -> None:
-        """Nothing is queued, and nothing was written since the last commit."""
+        """Forget everything since the last commit."""
         self.epoch = new_id()
         self._unflushed.clear()
         self.reader.forget()
@@ -145,8 +145,7 @@ class PackRepository(ForwardedReads, RepositoryWriter):
         return BlobID(raw.hex())
 
     def save_content(self, read: Reader, previous: BlobID | None = None) -> BlobID:
-        """See the contract. When `read` raises, chunks that were read before may stay, as rubbish that nothing
-        names."""
+        """See the contract. When `read` raises, chunks that were read before may stay in packs as garbage."""
         begin = chunks.read_full(read, chunks.WHOLE_BYTES + 1)
         if len(begin) <= chunks.WHOLE_BYTES:
             return self.save_bytes(begin, previous)

@@ -42,7 +42,7 @@ class CutOff:
 
     @staticmethod
     def at(text: str) -> CutOff:
-        """From the catalog."""
+        """Read the text that the catalog keeps."""
         facts = json.loads(text)
         paths = [path_of(name) for name in facts["paths"]]
         return CutOff(facts["head"], facts["to"], facts["place"].encode(), paths, FolderChanges.of(facts["changes"]))

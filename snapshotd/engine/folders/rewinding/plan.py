@@ -68,7 +68,7 @@ class FolderChanges:
         return made | ({PERSON} if name in self.edited else set())
 
     def record(self, seq: int) -> dict[str, Any]:
-        """For the state of the snapshot with this number."""
+        """The form for the state of the snapshot with this number."""
         content: dict[str, Any] = {
             "made": {key: sorted(names) for key, names in self.made.items()},
             "edited": sorted(self.edited),
@@ -191,8 +191,8 @@ class History:
 
 @dataclass(slots=True)
 class RewindPlan:
-    """`changes`: those that a rewind makes, each with its owners in `owners`; `left`: a reason for each path that agents
-    have changed since and that stays."""
+    """`changes`: the changes that a rewind makes; `owners`: the owners of each. `left`: paths that agents have changed
+    and that stay, each with the reason."""
 
     changes: list[Change] = field(default_factory=list)
     owners: dict[bytes, set[str]] = field(default_factory=dict)

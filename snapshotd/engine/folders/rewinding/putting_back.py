@@ -189,7 +189,7 @@ class PuttingBack:
                 self._note(os.stat(name, dir_fd=parent, follow_symlinks=False), facts)
 
     def _put_in_two_steps(self, number: int, path: bytes, parent: int, name: bytes, facts: Facts) -> None:
-        """Where the file system knows no exchange: for an instant nothing is there."""
+        """Replace a file where the file system cannot exchange two names: for an instant there is none at the path."""
         with acting_as(self._user):
             os.rename(file_name(number), b"w%d" % number, src_dir_fd=self._place.fd, dst_dir_fd=self._place.fd)
             self._place.unused.discard(number)
@@ -239,7 +239,7 @@ class PuttingBack:
         raise FileExistsError(errno.EEXIST, "somebody has written there")
 
     def _bring_back(self, number: int, path: bytes) -> None:
-        """After a crash: `_return`, where what is at the path may still be ours."""
+        """Return a file to its path after a crash, as `_return` does. The rewind's own file may still be there."""
         self.left[path] = CHANGED
         try:
             with self._place.parent(path) as (parent, name):

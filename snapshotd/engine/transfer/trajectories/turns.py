@@ -192,8 +192,7 @@ class Dialog:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """One snapshot on the way, and the messages of the conversation that it has added, as far as they are still in
-    it."""
+    """One snapshot of the history, and the range of messages that it added and that the conversation still has."""
 
     id: SnapshotID
     first: int
