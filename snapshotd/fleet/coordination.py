@@ -280,7 +280,8 @@ class PostgresCoordination(Coordination):
         return made
 
     def begin_reserved(self, node: NodeID, reservation: str) -> None:
-        """The node begins what was reserved, and counts it itself from now on. Not an error when it has run out."""
+        """Begin what was reserved, which the node counts itself from now on. Not an error when the reservation has run
+        out."""
         with self._db.transaction(alone=False):
             self._lock_node(node)
             self._write("DELETE FROM {}.reservations WHERE id = ? AND node = ?", (reservation, node))

@@ -111,7 +111,7 @@ class FolderWatch:
         self._doubts.clear()
 
     def _settle(self, root: int) -> bool:
-        """Read the events. True if there are none, but of files that were opened and have no writer."""
+        """Read the kernel's events. True if there are none but those of files that were opened and have no writer."""
         changed = asked = False
         for _ in range(_ROUNDS):
             if self._marks is None:

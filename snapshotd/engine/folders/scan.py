@@ -149,11 +149,11 @@ class FolderIndex:
         self._fresh = False
 
     def ignored_paths(self) -> set[str]:
-        """The paths that the last scan ignored; of a directory that alone."""
+        """The paths that the last scan ignored. An ignored directory stands for everything in it."""
         return self._passed
 
     def is_ignored(self, path: str) -> bool:
-        """True if the last scan passed the path over, or a directory above it."""
+        """True if the last scan passed over the path, or over a directory above it."""
         parts = path.split("/")
         above = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
         return any(path in self._passed or path in self._blind for path in above)
@@ -215,8 +215,8 @@ class FolderIndex:
                 found.names.update(dict.fromkeys(paths, both))
 
     def _find_older(self, root: int, found: FolderScan) -> set[str]:
-        """The paths at which another file is than before, which was made before the last look: it was renamed, or moved
-        here from where no snapshot looks."""
+        """Find paths that lead to another file than before, which is older than the last look: it was renamed, or moved
+        here from a place that is not looked at."""
         older = set()
         for path, mark in found.changed.items() if self._looked_ns else ():
             if len(mark) > 1 and self.known.get(path, mark[:1])[4:] != mark[4:]:
@@ -241,7 +241,8 @@ class FolderIndex:
         return pairs
 
     def note_captured(self, path: str, mark: Mark | None, digest: bytes | None = None) -> None:
-        """The last snapshot has the file as the mark says. None: it has none. `digest`: see `settled_mark`."""
+        """Note that the last snapshot has the file as the mark says; None: it has no such file. `digest`: see
+        `settled_mark`."""
         self._racy.pop(path, None)
         self._revealed.discard(path)
         if mark is None:
@@ -252,7 +253,8 @@ class FolderIndex:
             self._racy[path] = digest
 
     def has_changed_again(self, path: str, mark: Mark, directory: int, name: str) -> bool:
-        """True for a file without a new mark that was captured so soon after its change that it may have changed again."""
+        """True if a file without a new mark has changed since it was captured. It was captured right after its
+        change."""
         try:
             fd = open_file(directory, name)
         except OSError:
@@ -268,7 +270,7 @@ class FolderIndex:
 
 
 def _born(root: int, path: str) -> int | None:
-    """When the file at a path was made. None: it is not known."""
+    """The time at which the file at a path was made. None: it is not known."""
     parent, _, name = path.rpartition("/")
     try:
         directory = files.open_deep(root, os.fsencode(parent), one_device=True)

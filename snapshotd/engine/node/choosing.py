@@ -41,7 +41,7 @@ class PublishList:
         """Trajectories with facts that the fleet may not know."""
 
     def add_all(self) -> None:
-        """Look at every trajectory: this daemon has just begun."""
+        """Look at every trajectory, when the daemon begins."""
         for trajectory in self._catalog.trajectories():
             interrupted = trajectory.status is TrajectoryStatus.INTERRUPTED  # by the recovery of this daemon
             self.add(trajectory.id, facts=interrupted)
@@ -119,7 +119,7 @@ class PublishList:
     def _find_ready(
         self, lines: dict[TrajectoryID, tuple[Trajectory, Claim]], waiting: dict[TrajectoryID, list[Snapshot]]
     ) -> list[PublishedPart]:
-        """The parts that can be published now. `waiting` loses what they have."""
+        """Find the parts that can be published now, and take them out of `waiting`."""
         parts: list[PublishedPart] = []
         upto: dict[TrajectoryID, int] = {}
         heads: dict[TrajectoryID, SnapshotID | None] = {}

@@ -32,13 +32,13 @@ class PublishedMarks:
         return snapshot.seq <= self.published_seq(snapshot.trajectory)
 
     def set_published(self, trajectory: TrajectoryID, seq: int) -> None:
-        """A trajectory's snapshots are published up to this one."""
+        """Note that a trajectory's snapshots up to this one are published."""
         if self.published_seq(trajectory) != seq:
             self._catalog.set_meta(_PUBLISHED + trajectory, str(seq))
             self._known[trajectory] = seq
 
     def is_foreign(self, trajectory: TrajectoryID) -> bool:
-        """True if another node may have published more of it than is here."""
+        """True if another node may have published more of a trajectory than is here."""
         return self._catalog.get_meta(_FOREIGN + trajectory) == "1"
 
     def set_foreign(self, trajectory: TrajectoryID, *, foreign: bool) -> None:

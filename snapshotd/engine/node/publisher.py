@@ -273,7 +273,7 @@ class NodePublisher(Publisher):
         segment: int | None,
         stored_ns: int,
     ) -> set[TrajectoryID]:
-        """The transaction. Returns the trajectories that cannot be published now."""
+        """Run the transaction. Returns the trajectories that cannot be published now."""
         lost: set[TrajectoryID] = set()
         with self._shared.together():
             for part in parts:
@@ -288,8 +288,8 @@ class NodePublisher(Publisher):
         return lost
 
     def _write(self, part: PublishedPart, images: dict[ImageID, Image], stored_ns: int) -> bool:
-        """The rows of a part, within the transaction. False: the trajectory is not this node's any more, or waits for one
-        that is not."""
+        """Write the rows of a part, within the transaction. False: the trajectory is not this node's any more, or waits
+        for one that is not."""
         shared, trajectory, head = self._shared, part.trajectory, part.head
         try:
             with shared.coordination.holding(part.claim):
@@ -340,7 +340,7 @@ class NodePublisher(Publisher):
         return {image.id: image for image in self._context.images.list() if image.id in needed}
 
     def _give_back(self, why: Conflict) -> None:
-        """The fleet has collected what unpublished snapshots build upon: they are stored again from their layers."""
+        """Capture unpublished snapshots again from their layers, since the fleet has collected what they build upon."""
         again = [one.id for one in self._list.find_unpublished() if one.state is SnapshotState.STORED]
         _log.error("%s", why.message)
         self._catalog.set_state(again, SnapshotState.CAPTURED)

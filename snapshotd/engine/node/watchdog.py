@@ -37,7 +37,8 @@ class Watchdog:
         self._earlier: tuple[int, int] | None = None
 
     def start(self) -> None:
-        """Start it. That of an earlier daemon goes on watching over what that one left, until the first `renew`. OSError."""
+        """Start the watchdog. An earlier daemon's watchdog guards what that daemon left, until the first `renew`.
+        OSError."""
         with self._lock:
             with suppress(OSError, ValueError):
                 pid, started = map(int, self._file.read_text().split())

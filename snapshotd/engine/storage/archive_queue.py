@@ -85,7 +85,7 @@ class Archive:
         self._thread.start()
 
     def kick(self) -> None:
-        """A snapshot was captured."""
+        """Store a snapshot that was captured, soon."""
         with self._changed:
             self._backlog += 1
             self._soon()
@@ -104,14 +104,14 @@ class Archive:
             yield
 
     def retry(self) -> None:
-        """The repository was repaired: try again the snapshots that could not be stored."""
+        """Try again the snapshots that could not be stored, after a repair."""
         with self._changed:
             self._batches.retry()
             self._due_at = time.monotonic()
             self._changed.notify_all()
 
     def save_tags_soon(self) -> None:
-        """The tags go into the repository, too, with the next batch or soon."""
+        """Save the tags in the repository with the next batch, or soon."""
         with self._changed:
             self._tags_changed = True
             self._soon()
@@ -284,7 +284,7 @@ class _Batches:
         return self._stuck_until if self.stuck else math.inf
 
     def try_stuck(self) -> None:
-        """Try those that are stuck with the next batch. One that fails again does not keep the others from it."""
+        """Try the stuck snapshots with the next batch. One that fails again does not hold up the others."""
         self._stuck_until = 0.0
 
     def save_tags(self) -> None:
@@ -368,8 +368,8 @@ class _Batches:
         )
 
     def _give_up(self, snapshot_id: SnapshotID, why: SnapshotdError) -> None:
-        """A snapshot that cannot be stored must not keep the others from it. An error that may be an accident makes the
-        whole batch run again."""
+        """Set a snapshot aside that cannot be stored, so that the others are. An error that may be an accident makes
+        the whole batch run again."""
         if snapshot_id not in self._context.catalog.unstored():
             return  # removed meanwhile
         layers = self._context.catalog.get_snapshot(snapshot_id).stack.layers

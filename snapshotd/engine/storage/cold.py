@@ -107,9 +107,8 @@ class Cold:
         return self._stack_of_cold(snapshot, snapshot.tree)
 
     def _wait_until_stored(self, snapshot: Snapshot) -> Snapshot:
-        """A snapshot as it is now. It may have been stored, and its layers evicted, since the caller read it. Or it was
-        captured on a layer that was still being written when the daemon died, and gets its files only by being stored
-        (see `_store_what_has_no_layers`)."""
+        """Read a snapshot anew, and store it first if it is only captured. It may have been stored and evicted since
+        the caller read it, or its layer was being written when the daemon died (see `_store_what_has_no_layers`)."""
         catalog = self._context.catalog
         now = catalog.get_snapshot(snapshot.id)
         if now.state is SnapshotState.CAPTURED:

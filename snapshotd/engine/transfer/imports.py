@@ -182,8 +182,7 @@ class _Importer:
     # -- before anything is taken --------------------------------------------------------------------------------------
 
     def _again(self, reader: BundleReader, known: list[Snapshot], name: str | None, progress: ProgressSink) -> Imported:
-        """A bundle whose snapshots are all here. It is read to its end all the same: before that its content is not
-        verified."""
+        """Read a bundle whose snapshots are all here, to its end: before that nothing in it is verified."""
         for number, snapshot in enumerate(known):
             progress(f"snapshot {number + 1} of {len(known)} is here already")
             theirs = read_record(reader.record(number)).snapshot

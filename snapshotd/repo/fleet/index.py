@@ -73,7 +73,7 @@ class FleetIndex(FleetPlaces):
         self._note_packs(packs)
 
     def take_back(self, object_ids: Sequence[bytes]) -> list[bytes]:
-        """Condemned objects live again, in one transaction. Returns the packs that are not removed any more."""
+        """Let condemned objects live again, in one transaction. Returns the packs that are not removed any more."""
         with self._db.transaction():
             rows = [(raw,) for raw in object_ids]
             ids_of = "SELECT p.id FROM condemned c JOIN packs p ON p.number = c.pack WHERE c.id = ?"
@@ -231,7 +231,7 @@ class FleetIndex(FleetPlaces):
         )
 
     def _merge_pack(self, row: PackRow, node: str, own: str) -> None:
-        """A new pack of the node; or one of any node that is not removed any more."""
+        """Take in a new pack of the node, or one of any node that is not removed any more."""
         if self._db.write("INSERT OR IGNORE INTO packs (id, bytes, objects) VALUES (?, ?, ?)", row):
             if node != own:
                 self._db.write("INSERT INTO foreign_packs VALUES (?, ?)", (row.id, node))

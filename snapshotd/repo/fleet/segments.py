@@ -33,8 +33,8 @@ class Segments:
         return index.last_merged(self._node)[0]
 
     def _finish(self, index: FleetIndex) -> None:
-        """Put the outgoing segment. Where one of an earlier life of this node has its number (this node's disk was lost),
-        that one is merged, and the next number is used."""
+        """Put the outgoing segment. If an earlier life of this node, whose disk was lost, has used its number, merge
+        that segment and use the next number."""
         outgoing = index.outgoing()
         if outgoing is None:
             return

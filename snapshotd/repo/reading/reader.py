@@ -218,8 +218,8 @@ class PackReader(Repository):
         return data
 
     def frame_bytes(self, entry: IndexEntry) -> bytes:
-        """The bytes of an object's frame. A pack that has vanished was rewritten by the garbage collection: look up
-        again, once."""
+        """Read the bytes of an object's frame. If the pack has vanished, the garbage collection has rewritten it: look
+        the object up again, once."""
         frame = self._finder.frame(entry.id)
         if frame is not None:
             return frame

@@ -104,7 +104,7 @@ class Unflushed(Finder):
                 yield raw
 
     def add(self, queued: Queued) -> None:
-        """An object was saved."""
+        """Add an object that was saved."""
         self._objects[queued.id] = queued
 
     def drop_known(self, queued: Queued) -> None:

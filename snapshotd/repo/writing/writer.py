@@ -246,7 +246,7 @@ class PackRepository(ForwardedReads, RepositoryWriter):
             self._dispatch()
 
     def _dispatch(self) -> None:
-        """Have the batch encoded: without existing objects, and with the bases of deltas."""
+        """Have the batch encoded, without objects that exist, and after the bases of deltas were chosen."""
         fresh, known = self._unflushed.drop_existing(self._batch.take())
         for queued in fresh:
             self._plan(queued, known)

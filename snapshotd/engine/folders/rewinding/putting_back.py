@@ -121,7 +121,7 @@ class PuttingBack:
                         os.unlink(name, dir_fd=self._place.fd)
 
     def _pass_open_databases(self, changes: Sequence[Change]) -> None:
-        """The files of a database that a program has open stay all."""
+        """Leave all files of a database that a program has open."""
         for group in groups(map(relative, changes)).values():
             if len(group) > 1 and any(self._has_writer(path) for path in group):
                 self.left |= dict.fromkeys(group, "a program has the database open; end it, and rewind again")
@@ -292,7 +292,7 @@ class PuttingBack:
                 )
 
     def _note(self, st: os.stat_result, facts: Facts) -> None:
-        """We have changed the names of a file. `facts`: those that it must have."""
+        """Note that this rewind changed the names of a file. `facts`: those that the file must have."""
         if st.st_ino in self._seen_ns and facts_of(st) == facts:
             self._seen_ns[st.st_ino] = st.st_ctime_ns
 

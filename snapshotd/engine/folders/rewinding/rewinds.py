@@ -49,8 +49,8 @@ class FolderRewinds:
         self._held, self._recorder, self._user_files = held, recorder, user_files
 
     def session_of(self, user: HostUser, root: int, hook: int, ref: str) -> str | None:
-        """The session in which a person asks for a rewind, known by the process: None where it is not known, or is the
-        only one that has changed files since the snapshot `ref`."""
+        """Find the session of the process in which a person asks for a rewind. None: it is not known, or no other
+        session has changed files since the snapshot `ref`."""
         to = self._catalog.resolve_snapshot(ref)
         with self._held.hold(user, root) as folder:
             self._recorder.settle(folder, root)
