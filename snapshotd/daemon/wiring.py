@@ -276,7 +276,7 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker, rights: 
     )
     services = Services(
         runs=RunService(context, sessions, resumes, background, archive, disposal),
-        snapshots=SnapshotService(context, cold, archive, node.is_published if node else None),
+        snapshots=SnapshotService(context, cold, archive, node.publisher.is_published if node else None),
         branching=BranchingService(
             context, sessions, cold, gate, folders.rewinds, forks, resumes, steps, disposal.forget
         ),

@@ -111,7 +111,7 @@ class Life:
     def _end_batch(self) -> None:
         """Snapshots were stored."""
         if self._node is not None:
-            self._node.hear_of_stored()
+            self._node.publisher.hear_of_stored()
         self._disposal.evict()
 
     def _store_what_has_no_layers(self) -> None:

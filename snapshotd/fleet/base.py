@@ -156,9 +156,9 @@ class Coordination(ABC):
 
     @abstractmethod
     def register(self, node: NodeID, host: str, after: int, *, seen: Sighting | None = None) -> Renewed:
-        """A daemon begins behind epoch `after` (`watch`; 0: the node is new): a new epoch, under which the node owns what it
-        owned. Conflict while another machine holds the node's lease; once that has run out (`seen`: as for `take_over`),
-        this machine takes all of it over."""
+        """Register a daemon that begins behind epoch `after` (`watch`; 0: the node is new). It gets a new epoch, under
+        which the node owns what it owned. Conflict while another machine holds the node's lease; once that has run out
+        (`seen`: as for `take_over`), this machine takes all of it over."""
 
     @abstractmethod
     def renew(self, node: NodeID, epoch: int) -> Renewed:
@@ -172,15 +172,15 @@ class Coordination(ABC):
 
     @abstractmethod
     def own(self, trajectory: TrajectoryID, node: NodeID, epoch: int) -> Claim:
-        """The first owner of a new trajectory. Conflict when it has one."""
+        """Become the first owner of a new trajectory. Conflict when it has one."""
 
     @abstractmethod
     def draw_fence(self, claim: Claim) -> Claim:
-        """A new writer of the same owner: the earlier one is refused from now on."""
+        """Get a new fence as the same owner: the earlier writer is refused from now on."""
 
     @abstractmethod
     def hand_over(self, claim: Claim) -> None:
-        """The owner, whose sandbox has ended and whose snapshots are published, lets any node take the trajectory."""
+        """Let any node take a trajectory whose sandbox has ended and whose snapshots are published."""
 
     @abstractmethod
     def owner(self, trajectory: TrajectoryID) -> OwnedTrajectory:
@@ -209,8 +209,8 @@ class Coordination(ABC):
 
     @abstractmethod
     def branch_off(self, lost: Claim, side: TrajectoryID, base: SnapshotID | None, node: NodeID, epoch: int) -> Claim:
-        """A node that is no longer the owner by `lost` gets a side branch for its unpublished snapshots, which follow
-        `base`. Conflict: it is still the owner."""
+        """Get a side branch for this node's unpublished snapshots, which follow `base`, when the node is no longer the
+        owner by `lost`. Conflict: it is still the owner."""
 
     @abstractmethod
     def find_published(self, snapshots: Sequence[SnapshotID]) -> list[SnapshotID]:
@@ -233,4 +233,4 @@ class Coordination(ABC):
 
     @abstractmethod
     def decide_intent(self, call: CallID, *, happened: bool) -> None:
-        """A person's word on an undecided call. Conflict: it is not undecided. NotFound."""
+        """Note a person's word on an undecided call. Conflict: it is not undecided. NotFound."""

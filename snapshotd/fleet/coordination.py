@@ -253,14 +253,10 @@ class PostgresCoordination(Coordination):
         )
         return [decode_room(*row) for row in rows]
 
-    def owned_counts(self) -> dict[NodeID, int]:
-        """The number of trajectories of each node that has any. Cost: all of them."""
-        rows = self._read("SELECT node, count(*) FROM {}.owners WHERE node IS NOT NULL GROUP BY node")
-        return {NodeID(node): count for node, count in rows}
-
     def describe_nodes(self) -> tuple[NodeStats, ...]:
         """The nodes by name, with their leases, trajectories, room and lag. Cost: all trajectories."""
-        counts = self.owned_counts()
+        rows = self._read("SELECT node, count(*) FROM {}.owners WHERE node IS NOT NULL GROUP BY node")
+        counts = {NodeID(node): count for node, count in rows}
         return tuple(_stats_of(room, counts.get(room.node, 0)) for room in self.rooms())
 
     def reserve(self, node: NodeID, count: int, memory_bytes: int) -> str:
@@ -284,7 +280,8 @@ class PostgresCoordination(Coordination):
         return made
 
     def begin_reserved(self, node: NodeID, reservation: str) -> None:
-        """The node begins what was reserved, and counts it itself from now on. Not an error when it has run out."""
+        """Begin what was reserved, which the node counts itself from now on. Not an error when the reservation has run
+        out."""
         with self._db.transaction(alone=False):
             self._lock_node(node)
             self._write("DELETE FROM {}.reservations WHERE id = ? AND node = ?", (reservation, node))

@@ -20,7 +20,7 @@ WATCHED = f"({LISTED} OR EXISTS (SELECT 1 FROM {{}}.owners WHERE owners.node = n
 
 
 def no_node(node: NodeID) -> NotFound:
-    """There is no such node."""
+    """The error of a node that no list names."""
     return NotFound(f"there is no node {node}: `snapshotd fleet status` lists them")
 
 

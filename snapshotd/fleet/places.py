@@ -57,7 +57,7 @@ class NodeRoom:
 
 @dataclass(frozen=True, slots=True)
 class ForkNeed:
-    """One of equal forks."""
+    """The need of each of several equal forks."""
 
     memory_bytes: int
     cpus: float = 1.0
@@ -143,7 +143,7 @@ class Roster:
         return made
 
     def _draw(self, need: ForkNeed, wanted: int, chance: random.Random) -> list[NodeRoom]:
-        """Some nodes that have room for `wanted` forks; where hardly any has, the roomiest ones."""
+        """Draw some nodes that have room for `wanted` forks; where hardly any has, return the roomiest ones."""
         fit: dict[NodeID, NodeRoom] = {}
         for _ in range(_DRAWS if self._rooms else 0):
             room = self._rooms[chance.randrange(len(self._rooms))]

@@ -39,8 +39,8 @@ class HeldLease:
     freeze_at_ns: int
 
     def may_act(self, now_ns: int) -> bool:
-        """True if a sandbox may run, and a call begin. To be asked after the database has answered, as the last thing
-        before the act."""
+        """True while sandboxes may run and calls may begin. Ask after the database has answered, immediately before the
+        act."""
         return now_ns < self.freeze_at_ns
 
 

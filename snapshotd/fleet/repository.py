@@ -19,7 +19,7 @@ class PublishedSegments:
         return {node: int(number) for node, number in self._tables.read("SELECT node, number FROM {}.segments")}
 
     def note(self, node: NodeID, number: int) -> None:
-        """A node's segments up to this number are in the bucket. Numbers only grow."""
+        """Note that a node's segments up to this number are in the bucket. Numbers only grow."""
         self._tables.write(
             "INSERT INTO {}.segments (node, number) VALUES (?1, ?2)"
             " ON CONFLICT (node) DO UPDATE SET number = greatest(segments.number, excluded.number)",

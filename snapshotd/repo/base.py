@@ -266,7 +266,7 @@ class Roots:
     records: Mapping[RecordID, str]
 
     def join(self, other: Roots) -> Roots:
-        """These and the others."""
+        """The union of two sets of roots."""
         return Roots(
             {**other.trees, **self.trees}, {**other.contents, **self.contents}, {**other.records, **self.records}
         )
@@ -289,8 +289,8 @@ class Reclaimed:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong, in words. `owner` and `path` name the first that needs the object; None: nothing does,
-    or unknown."""
+    """One fault, in words. `owner` and `path`: the first snapshot and file that need the object; None: none does, or it
+    is not known."""
 
     what: str
     pack: str | None = None
@@ -301,7 +301,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """`owners`: every owner of a root that cannot be read in full. `bytes_read` of packs."""
+    """The result of a check. `owners`: every owner of a root that cannot be read in full. `bytes_read`: of packs."""
 
     objects: int
     packs: int

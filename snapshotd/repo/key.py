@@ -44,7 +44,7 @@ def load_key(directory: Path) -> bytes:
 
 
 def _create_key(directory: Path) -> bytes:
-    """Durable before it is used: blobs outlive nothing without it."""
+    """Write a new key, durably, before any blob uses it: no blob can be checked without it."""
     key = secrets.token_bytes(_KEY_BYTES)
     files.create_file(directory / "key", _MAGIC + key + xxhash.xxh3_128_digest(_MAGIC + key))
     files.sync_dir(directory.parent)

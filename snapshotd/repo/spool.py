@@ -97,8 +97,8 @@ class FileSpool(Spool):
         return pieces
 
     def _pieces(self, blob_id: BlobID) -> Iterator[bytes]:
-        """The first one is empty and means that the file is open. The others come with one piece of delay, so that the
-        last one is out only when everything was found right."""
+        """Yield an empty piece once the file is open, then its bytes. Each piece waits until the next one is read, so
+        the last one comes only when everything was found right."""
         where = self._where(blob_id)
         plain, held = blake3.blake3(key=self._key), b""
         with files.closing_fd(self._open_blob(blob_id)) as fd:

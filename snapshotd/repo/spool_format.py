@@ -129,7 +129,7 @@ def compress(data: bytes | bytearray) -> bytes:
 
 
 def compressor() -> zstandard.ZstdCompressionObj:
-    """For the frame of one blob of any length. It takes some MiB from the first piece on, however short that is."""
+    """A compressor for the frame of one blob of any length. It takes some MiB from the first piece on."""
     return zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False).compressobj()
 
 

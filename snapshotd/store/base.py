@@ -35,7 +35,7 @@ class Store(ABC):
 
     @abstractmethod
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        """`length` bytes from `offset`, or the rest. Fewer when the value ends before. NotFound."""
+        """Read `length` bytes from `offset`, or the rest. Fewer when the value ends before. NotFound."""
 
     @abstractmethod
     def size_bytes(self, key: str) -> int:

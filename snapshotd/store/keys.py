@@ -23,7 +23,7 @@ def is_key(key: str) -> bool:
 
 
 def check_store_key(key: str) -> str:
-    """`key` itself. UsageError when it is malformed: it never becomes a path or a request."""
+    """Return `key`. UsageError when it is malformed: it never becomes a path or a request."""
     if not is_key(key):
         raise UsageError(
             f"{key[:300]!r} is not a key of a store; use 1 to {MAX_KEY_CHARS} of a-z 0-9 . _ - in parts joined by /"

@@ -320,7 +320,7 @@ def _write_large(fd: int, views: list[memoryview]) -> int:
 
 
 def _read_all(fd: int, offset: int, length: int) -> bytes:
-    """`length` bytes, fewer only at the end of the file. DataLoss when the medium fails."""
+    """Read `length` bytes, fewer only at the end of the file. DataLoss when the medium fails."""
     try:
         data = os.pread(fd, length, offset)
         while len(data) < length:

@@ -195,7 +195,7 @@ class S3Store(Store):
         return int(answer["ContentLength"])
 
     def keys(self, prefix: str = "") -> Iterator[str]:
-        """One request for each page of 1,000. A page that cannot be had, or is out of order, is an error."""
+        """Ask once for each page of 1,000 keys. A page that cannot be had, or is out of order, is an error."""
         last, token = "", None
         while True:
             asked: dict[str, Any] = {"Bucket": self.bucket, "Prefix": self.prefix + prefix, "MaxKeys": self._page_keys}

@@ -36,7 +36,7 @@ def session_of(event: HookEvent) -> str:
 
 
 def end_of(calls: Sequence[OpenCall], event: HookEvent) -> OpenCall | None:
-    """The call that an event ends. None: its begin was not told to this daemon."""
+    """Find the call that an event ends. None: this daemon was not told of its begin."""
     key = (session_of(event), event.call_id or event.tool)
     return next((one for one in calls if (one.session, one.event.call_id or one.event.tool) == key), None)
 
@@ -57,7 +57,7 @@ def owners_of(who: set[str], sessions: set[str], *, knows: bool, revealed: bool,
 
 @dataclass(slots=True)
 class Part:
-    """Some of the changes of a scan, and whose they are. `call`: the one that they belong to; None: to none."""
+    """Changes of a scan that belong to one call; `call` None: to no call."""
 
     call: OpenCall | None
     paths: set[str] = field(default_factory=set)
@@ -112,7 +112,7 @@ def parts_of(
 
 
 def _with_peers(touches: Touches, calls: Sequence[OpenCall], agents: Mapping[str, Process]) -> Touches:
-    """The touches, who cannot tell sessions of one process apart: what it did is any's that has a call."""
+    """Touches in which the sessions of one process share what it did, since they cannot be told apart."""
     known = {**agents, **{one.session: one.agent for one in calls if one.agent is not None}}
     working: dict[Process, set[str]] = {}
     for one in calls:

@@ -47,7 +47,8 @@ class Capture:
     """Inode of a file with several names, to the path of its copy in the layer."""
 
     def write(self, root: int) -> None:
-        """`root`: the directory of the whole tree (`layers.amend`). LimitExceeded: it takes too long."""
+        """Write the changes below `root`, the directory of the whole tree (`layers.amend`). LimitExceeded: it takes too
+        long."""
         ends = time.monotonic() + self.longest_s
         top = files.make_dirs(root, TOP)
         try:
@@ -148,7 +149,7 @@ class Capture:
             os.close(read)
 
     def _link_copy(self, st: os.stat_result, top: int, target: int, name: str) -> _Taken | None:
-        """Give the copy of a file this name too. None: there is none, or the file has changed since."""
+        """Give a file's copy in the layer this further name. None: there is no copy, or the file has changed since."""
         path, taken = self._copies.get(st.st_ino, ("", (None, None)))
         if taken[0] != mark_of(st):
             return None
@@ -189,8 +190,8 @@ def _copy(read: int, before: os.stat_result, target: int, name: str) -> _Taken:
 
 
 class Refusal:
-    """The last refusal of one folder that took too long. It is not tried at every hook: an agent would wait each time, and
-    for nothing. The caller has the folder's lock."""
+    """The last refusal of a folder that took too long. It is not tried again at every hook, or an agent would wait each
+    time for nothing. The caller has the folder's lock."""
 
     def __init__(self) -> None:
         self._sentence = ""
@@ -198,7 +199,7 @@ class Refusal:
         self._rules: tuple[Mark | None, ...] = ()
 
     def check(self, root: int) -> None:
-        """LimitExceeded: it was refused a short while ago, and its rules are those of then."""
+        """LimitExceeded: the folder was refused a short while ago, and its rules have not changed since."""
         if self._sentence and time.monotonic() < self._until and self._rules == _rules(root):
             raise LimitExceeded(self._sentence)
         self._sentence = ""

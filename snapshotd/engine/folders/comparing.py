@@ -50,7 +50,8 @@ def compare(
 def _same(
     view: View, root: int, user: HostUser, path: str, mark: Mark, entry: Entry
 ) -> tuple[Mark, bytes | None] | None:
-    """The facts for the index of a path whose mode, and content or target, are those of the view. None: they are not."""
+    """Compare a path with the view. Returns the facts for the index if mode and content or target are equal; None: they
+    differ."""
     mode = mark[0]
     if stat.S_IMODE(mode) != entry.mode and not stat.S_ISLNK(mode):
         return None

@@ -60,8 +60,8 @@ class HeldFolders:
 
     @contextlib.contextmanager
     def hold(self, user: HostUser, root: int, *, longest_s: float = math.inf) -> Iterator[OpenFolder]:
-        """The folder, which no other thread has meanwhile. It begins here if it is new. LimitExceeded: another thread has
-        it, and has had it for `longest_s`."""
+        """Hold a folder, alone among all threads. A new folder gets its trajectory here. LimitExceeded: another thread
+        has held it for `longest_s`."""
         place = place_of(root, user)
         with self._lock:
             known = self._places.find(user, place)
@@ -91,8 +91,8 @@ class HeldFolders:
         self._forget_unused(user)
 
     def _forget_unused(self, user: HostUser) -> None:
-        """Forget what is known of the user's folders that were not used for the longest time, if it is too much: the next
-        scan of one compares it with its head."""
+        """Forget the index of the user's least recently used folders if all indexes are too large. The next scan of
+        such a folder compares it with its head."""
         with self._lock:
             own = [folder for (uid, _), folder in self._folders.items() if uid == user.uid]
             known = sum(len(folder.index.known) for folder in own)

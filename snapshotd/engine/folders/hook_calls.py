@@ -79,8 +79,8 @@ class HookCalls:
                         folder.writers.listen(bool(folder.calls))
 
     def _record_begin(self, folder: OpenFolder, root: int, event: HookEvent, agent: Process | None) -> Snapshot | None:
-        """A call begins: the changes until now are not its own. Calls of one session that run side by side are not told
-        apart, and their changes wait for the end of one. Where recording them takes so long that the agent has gone on,
+        """Record the changes before a call, which are not its own. The calls of one session that run side by side are
+        not told apart: their changes wait for the end of one. If recording takes so long that the agent has gone on,
         the begin counts as not told."""
         found = None
         if not folder.calls or {one.session for one in folder.calls} != {session_of(event)}:
@@ -93,7 +93,7 @@ class HookCalls:
         return found
 
     def _record_end(self, folder: OpenFolder, root: int, call: OpenCall | None, event: HookEvent) -> Snapshot:
-        """A call has ended. If its begin was not told, its changes count as somebody else's too."""
+        """Record a call that has ended. If its begin was not told, its changes count as somebody else's too."""
         mine = Part(call)
         for part in self._recorder.find_parts(folder, root, call):
             if part.call is call and call is not None:
@@ -108,7 +108,7 @@ class HookCalls:
         return self._recorder.record_call(folder, root, mine, event)
 
     def _record_turn(self, folder: OpenFolder, root: int, event: HookEvent) -> Snapshot | None:
-        """A person's turn: a call that has not ended by now was interrupted."""
+        """Record a person's turn. Calls that have not ended by now were interrupted."""
         cut_off = [one for one in folder.calls if one.session == session_of(event)]
         parts = self._recorder.find_parts(folder, root, cut_off[-1] if cut_off else None)
         folder.calls = [one for one in folder.calls if one not in cut_off]
@@ -148,7 +148,7 @@ class HookCalls:
             self._ending.submit(self._end_calls, trajectory, writers)
 
     def _end_calls(self, trajectory: TrajectoryID, writers: Writers) -> None:
-        """The agent of a session has ended: what it has done so far is its call's, and what comes now is not."""
+        """Record the calls of an agent that has ended: what comes now is not theirs."""
         if writers.closed:
             return  # an agent that ended together with this one was told, too
         try:
@@ -173,5 +173,5 @@ class HookCalls:
 
 
 def _before_others(root: int) -> contextlib.AbstractContextManager[None]:
-    """A turn before all other work of the daemon, where no file system can make it last."""
+    """Go before all other work of the daemon, unless the file system may block."""
     return turns.first() if fanotify.is_local(root) else contextlib.nullcontext()

@@ -145,7 +145,7 @@ def _parse_rule(line: bytes) -> tuple[bool, bytes] | None:
 
 
 def _trim(line: bytes) -> bytes:
-    """Without spaces at the end that no backslash is before."""
+    """Remove the spaces at the end of a line, up to one behind a backslash."""
     kept = at = 0
     while at < len(line):
         if line[at : at + 1] == b"\\":

@@ -137,7 +137,7 @@ class KnownFolders:
             self._catalog.set_meta(_path_key(trajectory), json.dumps(place.path))
 
     def path_of(self, trajectory: TrajectoryID) -> str | None:
-        """Where a trajectory's folder was at its last hook. None: an older version has not noted it."""
+        """The path of a trajectory's folder at its last hook. None: an older version did not note it."""
         found = self._catalog.get_meta(_path_key(trajectory))
         return None if found is None else str(json.loads(found))
 

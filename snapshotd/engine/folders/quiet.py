@@ -58,8 +58,8 @@ class FolderWatch:
             self._drop()
 
     def scan(self, root: int, user: HostUser, index: FolderIndex) -> FolderScan:
-        """As `FolderIndex.scan`, with the rights of `user`; at once where nothing has changed since a scan that found
-        nothing. LimitExceeded."""
+        """Scan as `FolderIndex.scan` does, with the rights of `user`. Returns at once if a scan has found nothing and
+        the kernel has told of no change since. LimitExceeded."""
         with self._lock:
             began_ns = time.time_ns()
             if self._check_quiet(root, user):
@@ -111,7 +111,7 @@ class FolderWatch:
         self._doubts.clear()
 
     def _settle(self, root: int) -> bool:
-        """Read the events. True if there are none, but of files that were opened and have no writer."""
+        """Read the kernel's events. True if there are none but those of files that were opened and have no writer."""
         changed = asked = False
         for _ in range(_ROUNDS):
             if self._marks is None:

@@ -65,8 +65,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class OpenFolder:
-    """One folder of one user. Calls in `calls` have begun and not ended; `cut_off` is a rewind that was not recorded, whose
-    changes the next scan may find."""
+    """One folder of one user. `calls`: the calls that have begun and not ended. `cut_off`: a rewind that was not
+    recorded; the next scan may find its changes."""
 
     user: HostUser
     trajectory: TrajectoryID
@@ -102,7 +102,7 @@ class FolderRecorder:
         return saved[-1] if saved else None
 
     def find_parts(self, folder: OpenFolder, root: int, closing: OpenCall | None) -> list[Part]:
-        """The changes since the head, and whose they are. `closing`: a call that ends."""
+        """Find the changes since the head, and their owners. `closing`: a call that ends."""
         scan, touches = self.find_changes(folder, root)
         parts = parts_of(scan, touches, folder.calls, closing, folder.agents)
         if folder.cut_off is not None and scan:
@@ -120,7 +120,7 @@ class FolderRecorder:
     def record_call(
         self, folder: OpenFolder, root: int, part: Part, event: HookEvent, *, status: CallStatus | None = None
     ) -> Snapshot:
-        """The snapshot of a call that has ended, with its part of the changes."""
+        """Record a call that has ended, with its part of the changes."""
         conceal = self._context.secrecy.of(self._catalog.get_trajectory(folder.trajectory)).conceal
         if status is None:
             status = CallStatus.DONE if event.error is None else CallStatus.FAILED
@@ -161,9 +161,9 @@ class FolderRecorder:
         follows: Snapshot | None = None,
         session: dict[str, Any] | None = None,
     ) -> Snapshot:
-        """One snapshot: the scan's changes as a layer, and the call. `changes`: whose they are. `event`: it
-        belongs to that session, whose new messages are read. `follows`, `session`: it continues that snapshot, as that
-        session."""
+        """Commit one snapshot: the scan's changes as a layer, and the call. `changes`: their owners. `event`: the
+        snapshot joins that event's session, whose new messages are read. `follows`, `session`: the snapshot continues
+        that one, in that session."""
         began = time.perf_counter_ns()
         head = self.head(folder)
         messages: list[Message] = []
@@ -225,7 +225,7 @@ class FolderRecorder:
         return snapshot
 
     def submit(self, snapshot: Snapshot) -> None:
-        """Have it counted, merged and stored. No process writes to its layer, as after a pivot."""
+        """Have a snapshot counted, merged and stored. No process writes to its layer, as after a pivot."""
         taken = Captured(
             snapshot.stack, "pivot", None, snapshot.pause_ns, snapshot.base or snapshot.id, snapshot.own_layers
         )
@@ -291,8 +291,8 @@ class FolderRecorder:
         return scan
 
     def find_changes(self, folder: OpenFolder, root: int, *, keep: bool = False) -> tuple[FolderScan, Touches]:
-        """The changes since the head, and the processes that were seen to make changes since the last time. `keep`: the
-        next time tells them again."""
+        """Find the changes since the head, and the processes that made changes since the last call. With `keep`, the
+        next call tells the same processes again."""
         self._recover(folder, root)
         writers = folder.writers
         if writers is None:

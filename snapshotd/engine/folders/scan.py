@@ -145,21 +145,21 @@ class FolderIndex:
         return self._blind & self.known.keys()
 
     def note_compared(self) -> None:
-        """It has been told of every file that is as the last snapshot has it."""
+        """Note that the index knows every file that is as the last snapshot has it."""
         self._fresh = False
 
     def ignored_paths(self) -> set[str]:
-        """The paths that the last scan ignored; of a directory that alone."""
+        """The paths that the last scan ignored. An ignored directory stands for everything in it."""
         return self._passed
 
     def is_ignored(self, path: str) -> bool:
-        """True if the last scan passed the path over, or a directory above it."""
+        """True if the last scan passed over the path, or over a directory above it."""
         parts = path.split("/")
         above = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
         return any(path in self._passed or path in self._blind for path in above)
 
     def racy_paths(self) -> set[str]:
-        """Files that may have changed again since they were captured, though nothing shows it but their content."""
+        """Paths of files that may have changed again right after they were captured. Only their content can show it."""
         return set(self._racy)
 
     def is_sure(self) -> bool:
@@ -191,7 +191,8 @@ class FolderIndex:
         return found
 
     def _find_names(self, found: FolderScan, links: dict[int, int]) -> None:
-        """`links`: number of a changed file to how many names it has, where it is more than one."""
+        """Note the names of changed files that have several. `links`: inode number to the number of names, if there is
+        more than one."""
         now: dict[int, list[str]] = {}
         for path, mark in found.changed.items():
             if len(mark) > 1:
@@ -214,8 +215,8 @@ class FolderIndex:
                 found.names.update(dict.fromkeys(paths, both))
 
     def _find_older(self, root: int, found: FolderScan) -> set[str]:
-        """The paths at which another file is than before, which was made before the last look: it was renamed, or moved
-        here from where no snapshot looks."""
+        """Find paths that lead to another file than before, which is older than the last look: it was renamed, or moved
+        here from a place that is not looked at."""
         older = set()
         for path, mark in found.changed.items() if self._looked_ns else ():
             if len(mark) > 1 and self.known.get(path, mark[:1])[4:] != mark[4:]:
@@ -225,8 +226,8 @@ class FolderIndex:
         return older
 
     def _find_moved(self, found: FolderScan, older: set[str]) -> list[tuple[str, str]]:
-        """Files that have another name now: the same number, and the same size and time, or made before the last look
-        (the number of a file that is gone may be that of a new one)."""
+        """Find files under new names: the inode number is the same, and either size and time are or the file is older
+        than the last look. A new file may have the number of a deleted one."""
         was = {}
         for path in (*found.deleted, *found.changed):
             mark = self.known.get(path, ())
@@ -240,7 +241,8 @@ class FolderIndex:
         return pairs
 
     def note_captured(self, path: str, mark: Mark | None, digest: bytes | None = None) -> None:
-        """The last snapshot has the file as the mark says. None: it has none. `digest`: see `settled_mark`."""
+        """Note that the last snapshot has the file as the mark says; None: it has no such file. `digest`: see
+        `settled_mark`."""
         self._racy.pop(path, None)
         self._revealed.discard(path)
         if mark is None:
@@ -251,7 +253,8 @@ class FolderIndex:
             self._racy[path] = digest
 
     def has_changed_again(self, path: str, mark: Mark, directory: int, name: str) -> bool:
-        """True for a file without a new mark that was captured so soon after its change that it may have changed again."""
+        """True if a file without a new mark has changed since it was captured. It was captured right after its
+        change."""
         try:
             fd = open_file(directory, name)
         except OSError:
@@ -267,7 +270,7 @@ class FolderIndex:
 
 
 def _born(root: int, path: str) -> int | None:
-    """When the file at a path was made. None: it is not known."""
+    """The time at which the file at a path was made. None: it is not known."""
     parent, _, name = path.rpartition("/")
     try:
         directory = files.open_deep(root, os.fsencode(parent), one_device=True)
@@ -359,8 +362,8 @@ class _Walk:
         *,
         revealed: bool,
     ) -> None:
-        """`again`: the rules have changed, so every path is looked at anew that no snapshot has; as with git, one that is
-        tracked stays so. `revealed`: the directory was ignored so far."""
+        """Walk one directory. `again`: the rules have changed, so every path that no snapshot has is looked at anew;
+        recorded paths stay, as with git. `revealed`: the directory was ignored so far."""
         own, changed = self._load(fd, prefix, ignore.RULES[0], listed)
         if own is not None:
             rules = rules.below(prefix, own)

@@ -114,7 +114,8 @@ class OwnFiles:
     user: HostUser
 
     def read(self, path: str, offset: int, most: int) -> bytes:
-        """So many bytes of a regular file, from an offset on. OSError. No link is followed at the end of the path."""
+        """Read at most `most` bytes of a regular file from an offset. OSError. The last part of the path may not be a
+        link."""
         return self.all.ask(self.user, {"verb": "read", "path": path, "offset": offset, "most": most})
 
     def create(self, path: str, data: bytes) -> None:

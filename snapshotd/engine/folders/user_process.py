@@ -101,7 +101,7 @@ def _become(user: dict[str, object]) -> None:
 
 
 def read(path: str, offset: int, most: int) -> bytes:
-    """So many bytes of a regular file, from an offset on. OSError, also for anything else than a regular file."""
+    """Read at most `most` bytes of a regular file from an offset. OSError, also if it is no regular file."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise OSError(errno.EINVAL, "it is no regular file")

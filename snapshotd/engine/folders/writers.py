@@ -81,7 +81,7 @@ class Touches:
         return found
 
     def who_touched(self, path: bytes) -> set[str]:
-        """Sessions, `FOREIGN` and `UNKNOWN`; empty: nobody was seen."""
+        """The sessions that touched a path, or `FOREIGN` and `UNKNOWN` processes. Empty: the kernel told of nobody."""
         who = set(self.touched.get(path, ()))
         while path:
             who |= self.renamed.get(path, set())
@@ -127,7 +127,7 @@ class Writers:
             os.close(fd)
 
     def close_unused(self) -> None:
-        """`close`, unless an agent is known that has not ended."""
+        """Close unless an agent that is known still runs."""
         with self._lock:
             if self._agents:
                 return
@@ -189,7 +189,7 @@ class Writers:
                 os.eventfd_write(self._wake, 1)
 
     def take(self) -> Touches:
-        """All that was touched since the last time."""
+        """Return the touches since the last call, and forget them."""
         with self._lock:
             if self._closed:
                 return Touches()
@@ -204,7 +204,7 @@ class Writers:
             self._now = touches | self._now
 
     def peek(self) -> Touches:
-        """All that was touched since the last `take`; the next one tells it again."""
+        """Return the touches since the last `take`, and keep them for the next one."""
         with self._lock:
             if self._closed:
                 return Touches()

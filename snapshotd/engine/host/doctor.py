@@ -236,7 +236,7 @@ def _landlock() -> Check:
 
 
 def _networks() -> Check:
-    """For `--network allow:HOST`: the way out of such a sandbox lies in a namespace in between."""
+    """Try network namespaces, which sandboxes with `--network allow:HOST` need for their way out."""
     reason = useful.network_namespaces()
     if reason is None:
         return Check("networks of some hosts", True, "a sandbox can reach hosts by name alone: --network allow:HOST")
@@ -420,7 +420,8 @@ def _disk_limits(place: Path) -> Check:
 
 
 def _whose_change() -> Check:
-    """For agents in a user's own folder (`snapshotd hooks`), asked of the working directory."""
+    """Ask whether the kernel tells which process changes a file in the working directory, for agents in a user's folder
+    (`snapshotd hooks`)."""
     folder = Path.cwd()
     reason = useful.writers_told(folder)
     if reason is None:

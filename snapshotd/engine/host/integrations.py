@@ -18,8 +18,9 @@ _TRY_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Integration:
-    """`extra`: of snapshotd, which is also its name. `package`: the one that it is for, from version `least` on, and below
-    `below`. `module`: ours; that it can be imported is the proof. `purpose`: what a user gets."""
+    """One integration. `extra`: its name, and that of the extra of snapshotd. `package`: the package that it is for,
+    from version `least` to below `below`. `module`: our module; that it can be imported is the proof. `purpose`: what a
+    user gets."""
 
     extra: str
     package: str
@@ -154,8 +155,8 @@ INTEGRATIONS = {
 
 @contextmanager
 def require(extra: str) -> Iterator[None]:
-    """For the imports of an integration, which come within. Unsupported, with the command that installs it: its package is
-    missing, too old or too new, or cannot be imported, as where a module that it needs is missing."""
+    """Guard the imports of an integration, which stand inside. Unsupported, with the command that installs it: its
+    package is missing, too old, too new, or cannot be imported."""
     one = INTEGRATIONS[extra]
     problem = one.problem()
     if problem is None:
@@ -175,7 +176,8 @@ def require(extra: str) -> Iterator[None]:
 
 @contextmanager
 def require_at_import(extra: str) -> Iterator[None]:
-    """As `require`, for the module of an integration: ImportError, as for any module that cannot be imported."""
+    """Guard an integration's module as `require` does, but with ImportError, as for any module that cannot be
+    imported."""
     try:
         with require(extra):
             yield
@@ -187,7 +189,7 @@ class Trial:
     """Imports an integration in a process of its own, so that a broken package harms nobody, and several at once."""
 
     def __init__(self, one: Integration) -> None:
-        """It has begun."""
+        """Begin to import the integration."""
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"import {one.module}"],
             stdin=subprocess.DEVNULL,
@@ -209,7 +211,8 @@ class Trial:
 
 
 def try_all(found: Sequence[Integration]) -> list[tuple[Integration, str | None]]:
-    """Each with the reason why it does not work, if it is installed; None: it works, or is not installed."""
+    """Import each integration. Returns each with the reason why it does not work; None: it works, or is not
+    installed."""
     trials = [(one, None if one.problem() is not None else Trial(one)) for one in found]
     return [
         (one, trial.failure() if trial is not None else None if one.version() is None else one.problem())

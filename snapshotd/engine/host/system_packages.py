@@ -71,7 +71,7 @@ class Package:
     """Manager to its own name for it; "": it has none."""
 
     def name_for(self, manager: Manager) -> str:
-        """Its name there, "" if there is none."""
+        """The package's name for a manager; "" if it has none there."""
         return self.names.get(manager.program, self.name)
 
     def missing(self) -> bool:

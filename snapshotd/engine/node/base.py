@@ -33,7 +33,7 @@ class Publisher(Protocol):
         """The number of snapshots that are captured and not published."""
 
     def why_behind(self) -> str:
-        """Why snapshots stay on this node; "" while nothing is in their way."""
+        """The reason why snapshots are not published; "" if there is none."""
         ...
 
     def is_published(self, snapshot: Snapshot) -> bool:

@@ -41,7 +41,7 @@ class PublishList:
         """Trajectories with facts that the fleet may not know."""
 
     def add_all(self) -> None:
-        """Look at every trajectory: this daemon has just begun."""
+        """Look at every trajectory, when the daemon begins."""
         for trajectory in self._catalog.trajectories():
             interrupted = trajectory.status is TrajectoryStatus.INTERRUPTED  # by the recovery of this daemon
             self.add(trajectory.id, facts=interrupted)
@@ -54,7 +54,7 @@ class PublishList:
                 self._heard.add(trajectory)
 
     def add_again(self, trajectories: Collection[TrajectoryID]) -> None:
-        """Their facts were not published after all."""
+        """Look at the facts of these trajectories again: their publication has failed."""
         with self._lock:
             self._heard.update(trajectories)
 
@@ -85,7 +85,7 @@ class PublishList:
         return [snapshot for one in self._list_owned() for snapshot in self._marks.find_unpublished(one)]
 
     def count_unpublished(self) -> int:
-        """Their number."""
+        """The number of this node's snapshots that are not published."""
         return sum(self._marks.count_unpublished(one) for one in self._list_owned())
 
     def _list_owned(self) -> list[TrajectoryID]:
@@ -119,7 +119,7 @@ class PublishList:
     def _find_ready(
         self, lines: dict[TrajectoryID, tuple[Trajectory, Claim]], waiting: dict[TrajectoryID, list[Snapshot]]
     ) -> list[PublishedPart]:
-        """The parts that can be published now. `waiting` loses what they have."""
+        """Find the parts that can be published now, and take them out of `waiting`."""
         parts: list[PublishedPart] = []
         upto: dict[TrajectoryID, int] = {}
         heads: dict[TrajectoryID, SnapshotID | None] = {}

@@ -45,8 +45,8 @@ class NodePruneScope(PruneScope):
         publish_removals: Callable[[], None],
         refresh: Callable[[TrajectoryID], object],
     ) -> None:
-        """`epoch`: the number of this daemon among those of the node. `publish_removals`: let the fleet know of the trajectories
-        that were removed here. `refresh`: see `OtherCatalogs`."""
+        """`epoch`: gives the number of this daemon among the node's daemons. `publish_removals`: tells the fleet which
+        trajectories were removed here. `refresh`: see `OtherCatalogs`."""
         super().__init__(shared.catalog)
         self._context, self._own = context, context.catalog
         self._shared, self._claims, self._marks, self._epoch = shared, claims, marks, epoch

@@ -38,7 +38,7 @@ class Freezer:
         return held
 
     def everything(self) -> list[HeldMembers]:
-        """All that have not ended, and perhaps some that have."""
+        """All sandboxes that have not ended, and perhaps some that have."""
         with self._lock:
             return list(self._all)
 
@@ -50,7 +50,7 @@ class Freezer:
             return sum(pool.map(_hold_or_kill, self.everything()))
 
     def thaw(self) -> None:
-        """Let everything go on."""
+        """Let all sandboxes go on."""
         with self._lock:
             self._frozen = False
         for held in self.everything():

@@ -118,14 +118,15 @@ class LeaseKeeper:
         self._watchdog.close()
 
     def hurry(self, *, renew: bool = False) -> None:
-        """There is something new to tell the database; with `renew`, the node's room."""
+        """Wake the lease's thread to tell the database what is new; with `renew`, to renew the lease with the node's
+        room."""
         self._due |= renew
         self._wake.set()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """One's turn to ask the database who owns what; within another one it is the same. Unavailable: those before do not
-        get an answer."""
+        """Take the turn to ask the database who owns what. Turns may nest. Unavailable: an earlier turn waits too long
+        for the database."""
         if not self._turns.acquire(timeout=ANSWER_S):
             raise Unavailable(
                 f"the fleet's database has not answered node {self.facts.node} for {ANSWER_S:.0f} s: try again when it does"
@@ -215,7 +216,7 @@ class LeaseKeeper:
                 self._changed.notify_all()
 
     def _wait(self, began_ns: int, listener: LeaseListener) -> None:
-        """Until the next renewal; new trajectories are told of meanwhile."""
+        """Wait until the next renewal, and tell the database of new trajectories meanwhile."""
         pause_ns = SECOND_NS if self._state.failure else self.fleet.terms.renew_ns
         while (left_ns := began_ns + pause_ns - now_ns()) > 0:
             if not self._wake.wait(left_ns / SECOND_NS) or self._closing.is_set() or self._state.held is None:
@@ -271,12 +272,12 @@ class LeaseKeeper:
                 _log.error("the lease of node %s is over: %d sandboxes stand still", self.facts.node, count)
 
     def _time_left_s(self) -> float | None:
-        """Until everything has to stand still; None: it does."""
+        """The time until all sandboxes must be frozen; None: they are, or there is no lease."""
         state = self._state
         return None if state.held is None or state.frozen else max(0, state.held.freeze_at_ns - now_ns()) / SECOND_NS
 
     def _go_on(self, listener: LeaseListener) -> None:
-        """After a renewal: end what was taken over, then let the others go on, if anything stood still."""
+        """End the sandboxes of trajectories that were taken over, then thaw the others if any was frozen."""
         held = self._state.held
         assert held is not None
         listener.end_lost()

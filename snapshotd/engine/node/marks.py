@@ -32,17 +32,17 @@ class PublishedMarks:
         return snapshot.seq <= self.published_seq(snapshot.trajectory)
 
     def set_published(self, trajectory: TrajectoryID, seq: int) -> None:
-        """A trajectory's snapshots are published up to this one."""
+        """Note that a trajectory's snapshots up to this one are published."""
         if self.published_seq(trajectory) != seq:
             self._catalog.set_meta(_PUBLISHED + trajectory, str(seq))
             self._known[trajectory] = seq
 
     def is_foreign(self, trajectory: TrajectoryID) -> bool:
-        """True if another node may have published more of it than is here."""
+        """True if another node may have published more of a trajectory than is here."""
         return self._catalog.get_meta(_FOREIGN + trajectory) == "1"
 
     def set_foreign(self, trajectory: TrajectoryID, *, foreign: bool) -> None:
-        """Another node goes on with it from now on; or this one does."""
+        """Note whether another node goes on with a trajectory from now on."""
         if self.is_foreign(trajectory) != foreign:
             self._catalog.set_meta(_FOREIGN + trajectory, "1" if foreign else "")
 
@@ -52,7 +52,7 @@ class PublishedMarks:
         return told
 
     def set_told_tags(self, tags: Mapping[str, SnapshotID]) -> None:
-        """The fleet was told."""
+        """Note the tags that the fleet was told of."""
         if tags != self.told_tags():
             self._catalog.set_meta(_TAGS, json.dumps(tags))
 
@@ -62,7 +62,7 @@ class PublishedMarks:
         return self._catalog.snapshots(trajectory, count) if count else []
 
     def count_unpublished(self, trajectory: TrajectoryID) -> int:
-        """Their number."""
+        """The number of a trajectory's own snapshots that are not published."""
         try:
             head = self._catalog.get_snapshot(self._catalog.get_trajectory(trajectory).head)
             if head.trajectory != trajectory:

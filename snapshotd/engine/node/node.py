@@ -21,7 +21,7 @@ from snapshotd.errors import NotFound, SnapshotdError
 from snapshotd.fleet.base import OwnedTrajectory, Taken
 from snapshotd.fleet.places import NodeRoom
 from snapshotd.kernel.memory import available_bytes
-from snapshotd.types import Snapshot, TrajectoryID, TrajectoryStatus
+from snapshotd.types import TrajectoryID, TrajectoryStatus
 
 STEP_END_S = 60.0
 """A draining node waits so long for the end of the calls and commands that run in a sandbox, and then cuts them off."""
@@ -65,17 +65,9 @@ class FleetNode:
         self.publisher.start()
         self._thread.start()
 
-    def hear_of_stored(self) -> None:
-        """Snapshots were stored."""
-        self.publisher.hear_of_stored()
-
     def publish(self, trajectory: TrajectoryID) -> None:
         """Return when every snapshot so far of a trajectory is published. Conflict, Unavailable."""
         self.publisher.publish(trajectory, PUBLISHED_S)
-
-    def is_published(self, snapshot: Snapshot) -> bool:
-        """True if other nodes can read it."""
-        return self.publisher.is_published(snapshot)
 
     def close(self) -> None:
         """Idempotent. The publisher and the lease stay; the wiring closes them when every sandbox has ended."""
@@ -94,8 +86,7 @@ class FleetNode:
     # -- facts ---------------------------------------------------------------------------------------------------------
 
     def describe_fleet(self) -> tuple[NodeStats, ...]:
-        """All nodes of the fleet, as of `LOOK_S` ago at most; as last seen while this node's lease is over, or its database
-        away. Thread-safe."""
+        """All nodes of the fleet, at most `LOOK_S` old. Without a lease or a database: as last seen. Thread-safe."""
         with self._looking:
             lease, now = self._rights.lease, time.monotonic()
             if now >= self._look_again and lease.may_act():

@@ -45,7 +45,7 @@ class NodePins:
         self._look_at = 0.0
 
     def hold(self, snapshot: Snapshot) -> None:
-        """Before a snapshot is used. NotFound: the fleet has removed it."""
+        """Pin a snapshot of another node before it is used. NotFound: the fleet has removed it."""
         if not self._choose_foreign([snapshot]):
             return
         try:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from snapshotd.engine.context import Context
@@ -33,7 +33,6 @@ from snapshotd.failpoints import hit
 from snapshotd.fleet.base import Claim
 from snapshotd.repo.base import Peers
 from snapshotd.types import (
-    CallID,
     Image,
     ImageID,
     SideEffect,
@@ -67,8 +66,8 @@ class NodePublisher(Publisher):
         marks: PublishedMarks,
         chores: Sequence[Callable[[], None]],
     ) -> None:
-        """`store_all`: return when everything captured is stored. `archive_again`: snapshots are captured again.
-        `chores`: what else the fleet is to be told of, now and then."""
+        """`store_all`: returns when everything captured is stored. `archive_again`: called when snapshots are captured
+        again. `chores`: further things to tell the fleet, called in each round."""
         self._chores = chores
         self._context, self._catalog, self._archiver = context, context.catalog, archiver
         self._store_all, self._archive_again = store_all, archive_again
@@ -231,7 +230,7 @@ class NodePublisher(Publisher):
             self._segment = self._shared.segments.numbers().get(self._shared.node, 0)
 
     def _publish_some(self) -> bool:
-        """One transaction. False when nothing is left."""
+        """Publish in one transaction. False when nothing is left."""
         parts, changed = self._list.choose()
         try:
             tags = self._tags.changes({one.id for part in parts for one in part.snapshots})
@@ -274,7 +273,7 @@ class NodePublisher(Publisher):
         segment: int | None,
         stored_ns: int,
     ) -> set[TrajectoryID]:
-        """The transaction. Returns the trajectories that cannot be published now."""
+        """Run the transaction. Returns the trajectories that cannot be published now."""
         lost: set[TrajectoryID] = set()
         with self._shared.together():
             for part in parts:
@@ -289,15 +288,15 @@ class NodePublisher(Publisher):
         return lost
 
     def _write(self, part: PublishedPart, images: dict[ImageID, Image], stored_ns: int) -> bool:
-        """The rows of a part, within the transaction. False: the trajectory is not this node's any more, or waits for one
-        that is not."""
+        """Write the rows of a part, within the transaction. False: the trajectory is not this node's any more, or waits
+        for one that is not."""
         shared, trajectory, head = self._shared, part.trajectory, part.head
         try:
             with shared.coordination.holding(part.claim):
                 for row in rows_of(self._catalog, part.snapshots):
                     snapshot = row.snapshot
                     calls = [entry.id for entry in row.entries if entry.side_effect is SideEffect.IRREVERSIBLE]
-                    intended = self._find_intents(calls)
+                    intended = shared.coordination.find_recorded(calls) if calls else ()
                     with shared.coordination.publishing(
                         part.claim, head, snapshot.id, intended, stored_ns=stored_ns
                     ) as new:
@@ -325,10 +324,6 @@ class NodePublisher(Publisher):
             self._catalog.compensations.of_trajectory(trajectory.id),
         )
 
-    def _find_intents(self, calls: Sequence[CallID]) -> Collection[CallID]:
-        """Choose the irreversible calls of a snapshot that the fleet knows of."""
-        return self._shared.coordination.find_recorded(calls) if calls else ()
-
     def _find_beginning(self, trajectory: Trajectory, snapshot: Snapshot) -> dict[SnapshotID, object]:
         """The snapshot where a trajectory's program began, if it is published with or before this one."""
         if trajectory.began is None:
@@ -345,7 +340,7 @@ class NodePublisher(Publisher):
         return {image.id: image for image in self._context.images.list() if image.id in needed}
 
     def _give_back(self, why: Conflict) -> None:
-        """The fleet has collected what unpublished snapshots build upon: they are stored again from their layers."""
+        """Capture unpublished snapshots again from their layers, since the fleet has collected what they build upon."""
         again = [one.id for one in self._list.find_unpublished() if one.state is SnapshotState.STORED]
         _log.error("%s", why.message)
         self._catalog.set_state(again, SnapshotState.CAPTURED)

@@ -62,7 +62,7 @@ class NodeRights(Ownership):
         self._parts: NodeParts | None = None
 
     def attend(self, parts: NodeParts) -> None:
-        """The daemon's other parts are there, so the fleet is told of its room."""
+        """Take the daemon's other parts, which exist now, and tell the fleet the node's room."""
         self._parts = parts
         self.lease.hurry(renew=True)
 
@@ -117,7 +117,8 @@ class NodeRights(Ownership):
                 self._incomplete.discard(trajectory)
 
     def note_incomplete(self, trajectories: Iterable[TrajectoryID]) -> None:
-        """The histories of these are not here: an earlier daemon took them over and was killed, or the state directory is new."""
+        """Note trajectories whose histories are not here: an earlier daemon took them over and was killed, or the state
+        directory is new."""
         with self._lock:
             self._incomplete.update(trajectories)
 

@@ -31,10 +31,11 @@ class Claims(Protocol):
         ...
 
     def give_up(self, trajectories: Sequence[TrajectoryID]) -> None:
-        """They are about to go from the fleet: they are claimed no more, and not lost when they are gone."""
+        """Give up the claims of trajectories that are about to be removed from the fleet. Their end is no loss of this
+        node."""
 
     def keep(self, trajectories: Sequence[TrajectoryID]) -> None:
-        """They did not go after all."""
+        """Claim trajectories again that were not removed after all."""
 
     def branch_off(self, row: OwnedTrajectory, lost: Claim, side: TrajectoryID) -> Claim:
         """Own a side branch of a trajectory that was taken over. Conflict, Unavailable."""
@@ -43,8 +44,8 @@ class Claims(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SharedHistory:
-    """`node`: this one. The others are of one database; `together` is a transaction that those of the others within are parts
-    of."""
+    """The parts of the fleet's one database. `node`: this node's name. `together`: a transaction that the others'
+    transactions become parts of."""
 
     node: NodeID
     catalog: Catalog

@@ -17,7 +17,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TagChanges:
-    """`now`: all that the fleet is to know of afterwards."""
+    """Changes of tags for the fleet. `now`: all tags that it knows afterwards; `given`: the new and moved ones;
+    `taken`: names that are gone."""
 
     now: dict[str, SnapshotID]
     given: dict[str, SnapshotID]

@@ -66,7 +66,7 @@ class NodeTakeover(OtherCatalogs):
         claims: Claims,
         marks: PublishedMarks,
     ) -> None:
-        """`merge`: have this node's index know everything that is published. `write_image`: write the root of an image from
+        """`merge`: has this node's index know everything that is published. `write_image`: writes an image's root from
         its stored tree."""
         self._context, self._catalog, self._archiver = context, context.catalog, archiver
         self._merge, self._write_image = merge, write_image
@@ -113,7 +113,7 @@ class NodeTakeover(OtherCatalogs):
         return True
 
     def _forget(self, trajectory: TrajectoryID) -> bool:
-        """Its owner has removed it from the fleet. True: it is not here any more either."""
+        """Remove a trajectory that its owner has removed from the fleet. False: it stays here."""
         if self._marks.count_unpublished(trajectory):
             return False
         try:
@@ -230,7 +230,7 @@ class NodeTakeover(OtherCatalogs):
         return claim
 
     def _catch_up(self, row: OwnedTrajectory) -> None:
-        """A crash may have left what is published not noted."""
+        """Note what is published and was not noted before a crash."""
         for one in reversed(self._marks.find_unpublished(row.trajectory)):
             if self._shared.coordination.find_published([one.id]):
                 self._marks.set_published(row.trajectory, one.seq)
@@ -262,7 +262,8 @@ class NodeTakeover(OtherCatalogs):
                 _log.info("%s", exc.message)
 
     def _note_compensation(self, trajectory: TrajectoryID, intent: CallID, call: CallID) -> None:
-        """A compensation that began on the other node may have ended there: it does not run again, and nobody is asked."""
+        """Note a compensation that began on the other node and may have ended there: it does not run again, and nobody
+        is asked."""
         if self._catalog.compensations.get(call) is None:
             self._catalog.compensations.begin(Compensation(call, trajectory, None, time.time_ns()))
         self._shared.coordination.decide_intent(intent, happened=True)

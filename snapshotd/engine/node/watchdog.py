@@ -28,7 +28,8 @@ class Watchdog:
     has one of its own. Thread-safe."""
 
     def __init__(self, file: Path, slack_ns: int) -> None:
-        """`file`: which process it is, for the next daemon. `slack_ns`: so much later than the daemon it stops everything."""
+        """`file`: names the watchdog process for the next daemon. `slack_ns`: the watchdog freezes so much later than
+        the daemon."""
         self._file, self._slack_ns = file, slack_ns
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -36,7 +37,8 @@ class Watchdog:
         self._earlier: tuple[int, int] | None = None
 
     def start(self) -> None:
-        """Start it. That of an earlier daemon goes on watching over what that one left, until the first `renew`. OSError."""
+        """Start the watchdog. An earlier daemon's watchdog guards what that daemon left, until the first `renew`.
+        OSError."""
         with self._lock:
             with suppress(OSError, ValueError):
                 pid, started = map(int, self._file.read_text().split())
@@ -44,7 +46,7 @@ class Watchdog:
             self._start()
 
     def renew(self, until_ns: int, everything: Iterable[HeldMembers]) -> bool:
-        """All that runs may do so until this time. True if the watchdog had stopped it meanwhile, or was not there."""
+        """Let the sandboxes run until this time. True if the watchdog had frozen them, or had ended."""
         word = {"until_ns": until_ns, "members": [describe(one) for one in everything]}
         with self._lock:
             self._end_earlier()
@@ -58,12 +60,12 @@ class Watchdog:
                 return True
 
     def add(self, members: HeldMembers) -> None:
-        """One more sandbox begins. If the watchdog was killed, the next renewal starts another."""
+        """Watch one more sandbox. If the watchdog was killed, the next renewal starts another."""
         with self._lock, suppress(OSError):
             self._send({"add": describe(members)})
 
     def close(self) -> None:
-        """Nothing runs any more. Idempotent."""
+        """End the watchdog when no sandbox runs any more. Idempotent."""
         with self._lock:
             if self._process is None:
                 return

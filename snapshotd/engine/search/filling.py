@@ -52,7 +52,7 @@ class Filling:
         self._thread.start()
 
     def tell(self, event: Event) -> None:
-        """Something has happened. Returns at once."""
+        """Note an event of the catalog. Returns at once."""
         if event["event"] not in ("snapshot", "trajectory"):
             return
         with self._changed:

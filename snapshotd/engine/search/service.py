@@ -66,7 +66,7 @@ class FindService:
         return FindInfo(tuple(hits), after, 0 if is_whole else self._filling.waiting())
 
     def _line(self, ref: str) -> list[tuple[TrajectoryID, int | None]]:
-        """The trajectories that a history runs through, each with the last `seq` of its part."""
+        """The trajectories of a history, each with the last `seq` of its part."""
         trajectory = self._catalog.resolve_trajectory(ref)
         line: list[tuple[TrajectoryID, int | None]] = [(trajectory.id, None)]
         while trajectory.forked_from is not None:

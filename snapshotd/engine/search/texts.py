@@ -50,7 +50,7 @@ def texts_of(context: Context, snapshot: Snapshot) -> Iterator[Text]:
 
 
 def text_of(context: Context, snapshot: Snapshot, kind: str, part: str) -> str:
-    """One of them; empty where it cannot be read any more."""
+    """One text of a snapshot; empty if it cannot be read any more."""
     if kind == "argument":
         return _arguments(snapshot).text
     if kind == "output":

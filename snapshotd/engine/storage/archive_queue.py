@@ -85,7 +85,7 @@ class Archive:
         self._thread.start()
 
     def kick(self) -> None:
-        """A snapshot was captured."""
+        """Store a snapshot that was captured, soon."""
         with self._changed:
             self._backlog += 1
             self._soon()
@@ -97,21 +97,21 @@ class Archive:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Inside the block nothing is between the repository and the catalog: every object there is either referred to
-        or garbage."""
+        """Hold storing back. Inside the block every object in the repository is either referred to by the catalog or
+        garbage."""
         with self._storing:
             self._batches.archiver.begin()
             yield
 
     def retry(self) -> None:
-        """The repository was repaired: try again the snapshots that could not be stored."""
+        """Try again the snapshots that could not be stored, after a repair."""
         with self._changed:
             self._batches.retry()
             self._due_at = time.monotonic()
             self._changed.notify_all()
 
     def save_tags_soon(self) -> None:
-        """The tags go into the repository, too, with the next batch or soon."""
+        """Save the tags in the repository with the next batch, or soon."""
         with self._changed:
             self._tags_changed = True
             self._soon()
@@ -199,7 +199,7 @@ class Archive:
         return due_at if self.failure is not None else min(due_at, self._batches.stuck_until())
 
     def _round(self) -> None:
-        """One batch; plans the next one if there is more."""
+        """Store one batch, and plan the next one if more is left."""
         failure: SnapshotdError | None = None
         left: list[SnapshotID] = []
         try:
@@ -237,8 +237,9 @@ class Archive:
                 _log.error("layers cannot be evicted: %s", exc)  # the next batch tries again
 
     def _check_layers(self) -> SnapshotdError | None:
-        """Nothing could be stored. If a write to the layers failed, meanwhile or before, no snapshot that is not stored
-        is what was acknowledged for certain: they are lost from now on. The error to tell; None: the layers are good."""
+        """Find out why nothing could be stored. If a write to the layers has failed, every snapshot that is not stored
+        is marked as lost: nobody can tell whether its files are those that were acknowledged. Returns that error; None:
+        the layers are good."""
         try:
             self._proof.sync()
             return None
@@ -283,7 +284,7 @@ class _Batches:
         return self._stuck_until if self.stuck else math.inf
 
     def try_stuck(self) -> None:
-        """Try those that are stuck with the next batch. One that fails again does not keep the others from it."""
+        """Try the stuck snapshots with the next batch. One that fails again does not hold up the others."""
         self._stuck_until = 0.0
 
     def save_tags(self) -> None:
@@ -367,8 +368,8 @@ class _Batches:
         )
 
     def _give_up(self, snapshot_id: SnapshotID, why: SnapshotdError) -> None:
-        """A snapshot that cannot be stored must not keep the others from it. An error that may be an accident makes the
-        whole batch run again."""
+        """Set a snapshot aside that cannot be stored, so that the others are. An error that may be an accident makes
+        the whole batch run again."""
         if snapshot_id not in self._context.catalog.unstored():
             return  # removed meanwhile
         layers = self._context.catalog.get_snapshot(snapshot_id).stack.layers
@@ -387,7 +388,8 @@ class _Batches:
         self._stuck_until = time.monotonic() + _STUCK_S
 
     def _archive_tree(self, snapshot: Snapshot, image: TreeID, done: dict[SnapshotID, _Done]) -> ArchivedTree:
-        """Its own layers on its base's tree; if the base has no tree (any more), all layers on the image's."""
+        """Apply the snapshot's own layers to its base's tree, or all its layers to the image's tree if the base has
+        none."""
         outputs = snapshot.call.outputs
         if snapshot.base is None:
             return self.archiver.archive_tree(tuple(reversed(snapshot.stack.layers)), image, outputs)

@@ -68,8 +68,8 @@ class Browse:
                     _log.warning("%s", exc.message)
 
     def _end(self, key: _Place) -> bool:
-        """End the mount at a place, and take away the dead mount of a killed process: ours, or an earlier daemon's.
-        Returns True if there was one. Caller holds the lock."""
+        """End the mount at a place, and remove a dead mount of a killed process of this daemon or an earlier one.
+        Returns True if there was a mount. Caller holds the lock."""
         (namespace, directory), child = key, self._mounts.pop(key, None)
         if child is not None:
             child.close()

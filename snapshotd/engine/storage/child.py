@@ -144,8 +144,8 @@ def _end_with_the_daemon() -> None:
 
 
 def _requests() -> Iterator[bytes]:
-    """One by one: the next is written when the last was answered, so none waits in the buffer while the pipe is looked
-    at."""
+    """Yield requests one by one. The daemon writes the next one after the last answer, so none waits unseen in the
+    buffer."""
     source = sys.stdin.buffer
     while True:
         if not select.select([source], [], [], REST_AFTER_S)[0]:

@@ -56,7 +56,7 @@ class LazyServer(Protocol):
 
 @dataclass(slots=True)
 class _Rebuilt:
-    """One layer that came back, or is about to."""
+    """A layer that was written from the repository, or is being written."""
 
     layer: LayerID
     shifts: set[int] = field(default_factory=set)
@@ -84,7 +84,7 @@ class Cold:
         store_all: Callable[[], None],
         came_back: Callable[[], None],
     ) -> None:
-        """`store_all`: return when everything captured is stored. `came_back`: told when a layer was written."""
+        """`store_all`: returns when everything captured is stored. `came_back`: called when a layer was written."""
         self._context, self._merged, self._rebuilder, self._lazy = context, merged, rebuilder, lazy
         self._store_all, self._came_back = store_all, came_back
         self._lock = threading.Lock()
@@ -107,9 +107,8 @@ class Cold:
         return self._stack_of_cold(snapshot, snapshot.tree)
 
     def _wait_until_stored(self, snapshot: Snapshot) -> Snapshot:
-        """A snapshot as it is now. It may have been stored, and its layers evicted, since the caller read it. Or it was
-        captured on a layer that was still being written when the daemon died, and gets its files only by being stored
-        (see `_store_what_has_no_layers`)."""
+        """Read a snapshot anew, and store it first if it is only captured. It may have been stored and evicted since
+        the caller read it, or its layer was being written when the daemon died (see `_store_what_has_no_layers`)."""
         catalog = self._context.catalog
         now = catalog.get_snapshot(snapshot.id)
         if now.state is SnapshotState.CAPTURED:
@@ -118,8 +117,7 @@ class Cold:
         return now
 
     def prepare(self) -> None:
-        """Some snapshots are cold now: have the mount ready, so that the first of them starts as quickly as the
-        next."""
+        """Mount the server of cold layers, so that the first cold snapshot starts as quickly as the next."""
         self._can_serve()
 
     def _can_serve(self) -> bool:

@@ -76,7 +76,7 @@ class Disposal:
             self._merger.forget(gone)
 
     def sweep_what_was_held(self) -> None:
-        """Remove layers that a reader has let go of. Logs its errors."""
+        """Remove layers that a reader has released. Errors are logged."""
         try:
             self.sweep()
         except (SnapshotdError, OSError) as exc:

@@ -17,7 +17,7 @@ MAX_LAYERS = 1024
 
 
 class LinkGroups:
-    """Thread-safe. Groups that are not known yet are not repaired."""
+    """The cache. Thread-safe. A seal repairs no group that is not known yet."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker

@@ -42,7 +42,8 @@ class Merger:
         self._level: dict[LayerID, int] = {}
 
     def apply(self, stack: Stack) -> Stack:
-        """The same tree with every merged run swapped in. If merging has fallen far behind, it is caught up here."""
+        """Return the stack with every merged run in place of its layers. Merges here if merging has fallen far
+        behind."""
         swapped = self._swap(stack)
         while len(swapped.layers) > MAX_DEPTH and self.work(stack):
             swapped = self._swap(stack)

@@ -16,7 +16,7 @@ def cached_layers(context: Context) -> dict[str, LayerID]:
 
 
 def forget_cached_layers(context: Context) -> None:
-    """After the layers went: packages are installed again when they are wanted."""
+    """Forget the layers with installed packages, which are gone: packages are installed again when needed."""
     context.catalog.set_meta(CACHE_KEY, "{}")
 
 

@@ -205,8 +205,8 @@ class _LineUp:
                     _push(ready, child)
 
     def _find_misfit(self, record: Record) -> str | None:
-        """Reason why a snapshot does not continue its parent and the snapshot that it follows, which are placed; None
-        if it does."""
+        """The reason why a snapshot does not continue its parent or the snapshot that it follows; None: it does. Both
+        have their places already."""
         snapshot = record.snapshot
         trajectory = self._read.trajectories[snapshot.trajectory]
         if trajectory.spec.image not in self._read.images:

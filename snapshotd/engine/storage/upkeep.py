@@ -194,8 +194,8 @@ class Upkeep:
     # -- what must stay ------------------------------------------------------------------------------------------------
 
     def _find_roots(self, catalog: Catalog, without: Iterable[SnapshotID] = (), *, readers: bool = True) -> Roots:
-        """Everything a catalog refers to, and the trees in use by readers unless `readers` is false; `without` the
-        files of some snapshots."""
+        """Everything that a catalog refers to, except the files of the snapshots in `without`; with `readers`, the
+        trees that readers use as well."""
         left_out = set(without)
         trees: dict[TreeID, str] = dict.fromkeys(self._pins.trees() | self._cold.trees() if readers else (), READERS)
         contents: dict[BlobID, str] = {}
@@ -215,7 +215,7 @@ class Upkeep:
         return Roots(trees, contents, records)
 
     def _find_known(self) -> list[SnapshotID]:
-        """The snapshots that no pack could bring back: the catalog has their files, or has given them up."""
+        """The snapshots whose files the catalog has or has given up: no pack can bring them back."""
         catalogs = {id(each): each for each in (self._context.catalog, self._scope.catalog)}
         return [
             one.id for each in catalogs.values() for one in each.all_snapshots() if one.state is not SnapshotState.LOST
@@ -267,8 +267,8 @@ class Upkeep:
         )
 
     def _find_damaged(self, result: CheckResult, snapshots: Iterable[Snapshot]) -> list[SnapshotID]:
-        """All snapshots whose files or outputs are damaged: several can share one tree or output, and the check names
-        only one owner."""
+        """All snapshots whose files or outputs are damaged. The check names one owner of a tree or output, and
+        several may share it."""
         owners = set(result.owners)
         by_id = {s.id: s for s in snapshots}
         bad = [by_id[SnapshotID(owner)] for owner in owners if SnapshotID(owner) in by_id]

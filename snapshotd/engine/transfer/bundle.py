@@ -211,8 +211,8 @@ def line_of(catalog: Catalog, snapshot: Snapshot, *, whole: bool, since: Snapsho
 
 
 def _add_followed(first: Snapshot, followed: set[SnapshotID]) -> set[SnapshotID]:
-    """The snapshots that the bundle's snapshots follow and that must come before the first one, once the bundle begins
-    earlier."""
+    """Return the snapshots that must come before the first one of the bundle, because the bundle's snapshots follow
+    them."""
     return followed if first.follows is None else {*followed, first.follows}
 
 

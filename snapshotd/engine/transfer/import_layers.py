@@ -29,7 +29,8 @@ class BundleLimits:
 
 @dataclass(slots=True)
 class BundleLine:
-    """State of the line of snapshots: the last one, the last one with files, and the layers of that."""
+    """State of an imported line: its last snapshot (`parent`), the last one with files (`base`), and that one's layers
+    (`stack`)."""
 
     stack: Stack
     parent: SnapshotID | None = None
@@ -43,8 +44,8 @@ class BundleLine:
 
 
 class ImportedLayers:
-    """`made`: all layers, pinned, those that were only made to be merged included. `left`: the part of the limits that is
-    left."""
+    """`made`: all layers so far, pinned, including those that were made only to be merged. `left`: what remains of the
+    limits."""
 
     def __init__(self, store: LayerStore, limits: BundleLimits, warnings: Warnings) -> None:
         self._store, self.left, self._warnings = store, limits, warnings

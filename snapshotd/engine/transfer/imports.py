@@ -116,7 +116,7 @@ def import_bundle(
 
 @contextlib.contextmanager
 def _one_that_is_whole() -> Iterator[None]:
-    """It began as a bundle: whatever an archive in it says wrong from here on is damage of the bundle."""
+    """Report errors of archives inside a bundle as damage of the bundle, whose beginning was right."""
     try:
         yield
     except UsageError as exc:
@@ -172,9 +172,9 @@ class _Importer:
         return Imported(trajectories, len(self._taken), self._warnings.all())
 
     def end(self) -> None:
-        """Let go of everything. Layers that no row needs are removed: all of them after a failure, else the ones that
-        were only made to be merged. Outputs stay in the spool, because others may have come to need them; the next
-        start removes them."""
+        """Release pins and layers. Layers that no row needs are removed: all after a failure, else those that were made
+        only to be merged. Outputs stay in the spool, because other snapshots may need them by now; the next start
+        removes the rest."""
         self._unpin()
         needed = {layer for taken in self._taken for layer in taken.stack.layers} if self._committed else set()
         self._layers.settle(needed)
@@ -182,8 +182,7 @@ class _Importer:
     # -- before anything is taken --------------------------------------------------------------------------------------
 
     def _again(self, reader: BundleReader, known: list[Snapshot], name: str | None, progress: ProgressSink) -> Imported:
-        """A bundle whose snapshots are all here. It is read to its end all the same: before that its content is not
-        verified."""
+        """Read a bundle whose snapshots are all here, to its end: before that nothing in it is verified."""
         for number, snapshot in enumerate(known):
             progress(f"snapshot {number + 1} of {len(known)} is here already")
             theirs = read_record(reader.record(number)).snapshot

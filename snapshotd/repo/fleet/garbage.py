@@ -38,10 +38,10 @@ class _HeldFinder(Finder):
         return self._index.find(raw)
 
     def refresh(self) -> None:
-        """It is always the same index."""
+        """Nothing to do: the index stays the same."""
 
     def close(self) -> None:
-        """It is not this finder's."""
+        """Nothing to close: the index belongs to another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ class Garbage:
         progress: Callable[[str], object],
         wanted: Callable[[bytes], bool],
     ) -> FleetPlan:
-        """The plan over everything that the index knows, condemned objects too. Changes nothing. DataLoss."""
+        """Plan a collection over all objects that the index knows, condemned ones included. Changes nothing.
+        DataLoss."""
         index.set_time(now)
         store = CollectedStore(
             self._store, self._peers, index, index.knows_pack, lambda raw: self._entomb(index, raw, now)

@@ -36,7 +36,7 @@ class FleetIndex(FleetPlaces):
     # -- changes of this node ------------------------------------------------------------------------------------------
 
     def set_time(self, now_s: float) -> None:
-        """The time at which objects are condemned from now on."""
+        """Set the time at which objects are condemned from now on."""
         self._now_ms = int(now_s * 1000)
 
     def add_pack(self, pack: PackRow) -> None:
@@ -73,7 +73,7 @@ class FleetIndex(FleetPlaces):
         self._note_packs(packs)
 
     def take_back(self, object_ids: Sequence[bytes]) -> list[bytes]:
-        """Condemned objects live again, in one transaction. Returns the packs that are not removed any more."""
+        """Let condemned objects live again, in one transaction. Returns the packs that are not removed any more."""
         with self._db.transaction():
             rows = [(raw,) for raw in object_ids]
             ids_of = "SELECT p.id FROM condemned c JOIN packs p ON p.number = c.pack WHERE c.id = ?"
@@ -100,7 +100,7 @@ class FleetIndex(FleetPlaces):
         return len(rows)
 
     def forget_pack(self, pack: bytes) -> None:
-        """The bytes of a pack are gone: in one transaction."""
+        """Forget a pack whose bytes are gone, in one transaction."""
         with self._db.transaction():
             self.drop_pack(pack)
             self._note_packs([pack])
@@ -122,8 +122,9 @@ class FleetIndex(FleetPlaces):
             self._db.write("DELETE FROM copies")
 
     def _rank(self, raw: bytes, pack: bytes, own: str) -> tuple[bool, str, bytes]:
-        """The order of packs among which an object's place is chosen, the same on every node: two collections at once must
-        not each remove the place that the other keeps. The last ones are places that a collection has given up."""
+        """The rank of a pack as the place of an object; the least one is chosen. Every node ranks alike: else two
+        collections at once could each remove the place that the other keeps. Places that a collection has given up come
+        last."""
         given_up = "SELECT 1 FROM removed_packs WHERE id = ? UNION ALL SELECT 1 FROM dropped WHERE id = ? AND pack = ?"
         return self._db.read_one(given_up, (pack, raw, pack)) is not None, self.home_of(pack) or own, pack
 
@@ -137,8 +138,7 @@ class FleetIndex(FleetPlaces):
         self._db.write_many("INSERT OR REPLACE INTO changed_packs (id) VALUES (?)", [(pack,) for pack in packs])
 
     def condemn_unpublished(self) -> None:
-        """Nothing builds upon this node's unpublished objects any more, because some of them need what is gone. One
-        transaction."""
+        """Condemn this node's unpublished objects, because some of them need what is gone. One transaction."""
         with self._db.transaction():
             self.remove_objects([row[0] for row in self._db.read("SELECT id FROM changed")])
 
@@ -184,13 +184,13 @@ class FleetIndex(FleetPlaces):
             one.packs.append(PackRow(*found))
 
     def keep_outgoing(self, outgoing: Outgoing, objects_upto: int, packs_upto: int) -> None:
-        """From here on these bytes are the segment with this number, whatever happens. One transaction."""
+        """Keep the bytes of a segment, which belong to its number from now on, whatever happens. One transaction."""
         with self._db.transaction():
             values = (outgoing.number, outgoing.data, objects_upto, packs_upto)
             self._db.write("INSERT INTO outbox VALUES (?, ?, ?, ?)", values)
 
     def note_published(self, segment: Segment, seal: bytes) -> None:
-        """The outgoing segment is in the bucket. One transaction."""
+        """Note that the outgoing segment is in the bucket. One transaction."""
         with self._db.transaction():
             self._db.write("DELETE FROM changed WHERE number <= (SELECT objects_upto FROM outbox)")
             self._db.write("DELETE FROM changed_packs WHERE number <= (SELECT packs_upto FROM outbox)")
@@ -201,7 +201,7 @@ class FleetIndex(FleetPlaces):
             self._note_merged(segment, seal)
 
     def drop_outgoing(self) -> None:
-        """The number of the outgoing segment is taken by one from an earlier life of this node: make it again."""
+        """Drop the outgoing segment, whose number an earlier life of this node has used: it is made again."""
         with self._db.transaction():
             self._db.write("DELETE FROM outbox")
 
@@ -231,7 +231,7 @@ class FleetIndex(FleetPlaces):
         )
 
     def _merge_pack(self, row: PackRow, node: str, own: str) -> None:
-        """A new pack of the node; or one of any node that is not removed any more."""
+        """Take in a new pack of the node, or one of any node that is not removed any more."""
         if self._db.write("INSERT OR IGNORE INTO packs (id, bytes, objects) VALUES (?, ?, ?)", row):
             if node != own:
                 self._db.write("INSERT INTO foreign_packs VALUES (?, ?)", (row.id, node))
@@ -268,8 +268,7 @@ class FleetIndex(FleetPlaces):
         )
 
     def _merge_condemned(self, one: Condemned) -> bool:
-        """One copy of an object is condemned. True if another one, which the collection did not know, lives on in its
-        stead."""
+        """Condemn one copy of an object. True if another copy, which the collection did not know, takes its place."""
         self._db.write(f"DELETE FROM copies WHERE id = ? AND pack = {_PACK}", (one.id, one.pack))
         entry = self.find(one.id)
         if entry is None or entry.pack != one.pack:

@@ -67,7 +67,7 @@ class FleetMaintenance(PackMaintenance, SharedMaintenance):
         self._must_look |= self._segments.merge(self._index_of(self.writer()), ahead=ahead)
 
     def _merge_missed(self) -> None:
-        """A pack is gone: another node may have told where its objects are."""
+        """Merge, since a pack is gone: another node may have told where its objects are."""
         if self._thread == threading.get_ident():
             self.merge(ahead=True)
 

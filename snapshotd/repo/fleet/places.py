@@ -73,7 +73,7 @@ class FleetPlaces(Index):
 
     @contextmanager
     def seeing_condemned(self) -> Iterator[None]:
-        """Inside, condemned objects and removed packs are found like all others."""
+        """Find condemned objects and removed packs like all others, inside the block."""
         self._read_from("known")
         try:
             yield

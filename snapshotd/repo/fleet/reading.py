@@ -16,7 +16,7 @@ from snapshotd.store.base import Store
 
 
 def prepare(bucket: Store, node: str, index_path: Path, key: bytes) -> None:
-    """Before anything else opens the repository of a node: compare its key with the fleet's, and make its index if there is
+    """Prepare a node's repository before it is opened: compare its key with the fleet's, and make its index if there is
     none. UsageError (no name of a node), NotPermitted (another key), OSError."""
     check_node(node)
     check_key(bucket, key)

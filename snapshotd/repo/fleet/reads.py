@@ -91,7 +91,7 @@ def remove_stale(bucket: Store, index: FleetIndex) -> None:
 
 
 class _Followed(FollowedReads):
-    """One tree that begins: its order is fetched ahead, or noted."""
+    """The reads of one tree that begins. Its order is fetched ahead if it is known, else noted."""
 
     def __init__(self, orders: BucketOrders, reader: PackReader, key: str, quiet_s: float) -> None:
         self._orders, self._reader, self._key, self._quiet_s = orders, reader, key, quiet_s

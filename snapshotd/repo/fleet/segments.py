@@ -33,8 +33,8 @@ class Segments:
         return index.last_merged(self._node)[0]
 
     def _finish(self, index: FleetIndex) -> None:
-        """Put the outgoing segment. Where one of an earlier life of this node has its number (this node's disk was lost),
-        that one is merged, and the next number is used."""
+        """Put the outgoing segment. If an earlier life of this node, whose disk was lost, has used its number, merge
+        that segment and use the next number."""
         outgoing = index.outgoing()
         if outgoing is None:
             return
@@ -67,7 +67,8 @@ class Segments:
         return True
 
     def _merge_upto(self, index: FleetIndex, node: str, upto: int) -> bool:
-        """Merge a node's segments, before each the segments of others that it builds upon."""
+        """Merge a node's segments up to a number. The segments of other nodes that one builds upon are merged before
+        it."""
         takes_away = False
         waiting = [(node, upto)]
         read: dict[tuple[str, int], tuple[Segment, bytes]] = {}

@@ -233,8 +233,8 @@ def decompress(
 
 
 def _compressor(level: int, bits: int) -> zstandard.ZstdCompressor:
-    """For objects of up to 2**bits bytes. The thread's own, kept for the levels that are used in bulk: making one takes
-    15 us."""
+    """The thread's own compressor for objects of up to 2**bits bytes. It is kept for levels that are used in bulk,
+    since making one takes 15 us."""
     kept = _OWN.kept
     key = (level, bits)
     found = kept.get(key)
@@ -286,7 +286,8 @@ def _header(plain_bytes: int) -> bytes:
 
 
 def _strip(frame: bytes | memoryview, plain_bytes: int) -> memoryview:
-    """Without the header. Not copied: in bulk, copying all payloads would take as long as hashing the objects."""
+    """Return the frame without its header, uncopied: copying all payloads of a large step would take as long as hashing
+    its objects."""
     header = _header(plain_bytes)
     if frame[: len(header)] != header:
         raise InternalError(

@@ -30,7 +30,7 @@ class Identity:
         return blake3.blake3(data, key=self._content).digest()
 
     def content_hasher(self) -> blake3.blake3:
-        """For a content that comes in pieces."""
+        """A hasher for a content that comes in pieces."""
         return blake3.blake3(key=self._content)
 
     def tree(self, data: bytes) -> bytes:

@@ -168,7 +168,7 @@ class Index:
         return self._db.transaction()
 
     def add_pack(self, pack: PackRow) -> None:
-        """Inside a transaction. Not an error if it is there."""
+        """Add a pack, inside a transaction. Not an error if it is there."""
         self._db.write("INSERT OR IGNORE INTO packs (id, bytes, objects) VALUES (?, ?, ?)", pack)
 
     def add_objects(self, entries: Iterable[IndexEntry]) -> None:
@@ -190,19 +190,19 @@ class Index:
             self._db.write_many("INSERT OR IGNORE INTO records (id) VALUES (?)", records)
 
     def add_stored(self, packs: Iterable[tuple[PackRow, Sequence[IndexEntry]]]) -> None:
-        """Inside a transaction: packs, each with its objects."""
+        """Add packs, each with its objects, inside a transaction."""
         for row, entries in packs:
             self.add_pack(row)
             self.add_objects(entries)
 
     def remove_objects(self, object_ids: Iterable[bytes]) -> None:
-        """Inside a transaction. Missing ones are no error."""
+        """Remove objects, inside a transaction. Missing ones are no error."""
         ids = [(object_id,) for object_id in object_ids]
         self._db.write_many("DELETE FROM objects WHERE id = ?", ids)
         self._db.write_many("DELETE FROM records WHERE id = ?", ids)
 
     def remove_empty_packs(self, packs: Iterable[bytes]) -> None:
-        """Inside a transaction: packs that the caller knows no object to be in, so that there is no search."""
+        """Remove packs, inside a transaction. The caller knows that no object is in them, so none is searched for."""
         self._db.write_many("DELETE FROM packs WHERE id = ?", [(pack,) for pack in packs])
 
     def _pack_number(self, pack: bytes) -> int:
@@ -223,7 +223,7 @@ def open_index(path: Path, store: Store, kind: type[Index] = Index) -> Index:
 
 
 def missing_error(path: Path, key: str) -> DataLoss:
-    """There is a pack and no index."""
+    """The error of an index that is missing though there is a pack."""
     return DataLoss(
         f"the repository's index {path} is missing although there are packs ({key}): run `snapshotd repair` to make it again"
     )

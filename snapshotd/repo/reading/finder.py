@@ -66,7 +66,7 @@ class IndexFinder(Finder):
     def __init__(
         self, store: Store, index_path: Path, replaced: Callable[[], object], kind: type[Index] = Index
     ) -> None:
-        """`replaced`: told when another index is read from now on."""
+        """`replaced`: called when another index file is opened in place of the present one."""
         self._kind = kind
         self._store, self._path, self._replaced = store, index_path, replaced
         self._index: Index | None = None
@@ -76,8 +76,8 @@ class IndexFinder(Finder):
         self._lock = threading.Lock()
 
     def index(self) -> Index | None:
-        """One that another process has put in its place (a repair) is opened instead, some ms after it is there at the
-        latest. The old one is not closed here: other threads may be reading from it."""
+        """Return the index. One that a repair has put in its place is opened some milliseconds later at most. The old
+        one stays open, since other threads may be reading from it."""
         with self._lock:
             if self._closed:
                 raise closed_error(self._path)

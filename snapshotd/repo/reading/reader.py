@@ -211,15 +211,15 @@ class PackReader(Repository):
             data = compress.decode(frame, base)
         except pack.BadFrame as exc:
             raise self.damage_error(entry.id, str(exc), entry) from None
-        if not self.verify(entry, data):
+        if not verify(self.identity, entry.kind, entry.id, data):
             raise self.damage_error(entry.id, "its bytes do not match its id", entry)
         if keep:
             self.keep(entry.id, data)
         return data
 
     def frame_bytes(self, entry: IndexEntry) -> bytes:
-        """The bytes of an object's frame. A pack that has vanished was rewritten by the garbage collection: look up
-        again, once."""
+        """Read the bytes of an object's frame. If the pack has vanished, the garbage collection has rewritten it: look
+        the object up again, once."""
         frame = self._finder.frame(entry.id)
         if frame is not None:
             return frame
@@ -241,11 +241,6 @@ class PackReader(Repository):
 
     def _get(self, entry: IndexEntry) -> bytes:
         return self.store.get(pack.pack_key(entry.pack), entry.offset, entry.stored)
-
-    def verify(self, entry: IndexEntry, data: bytes) -> bool:
-        """True if the plain bytes are the object's. A content's list has the id of the content that it lists: only its
-        form can be checked."""
-        return verify(self.identity, entry.kind, entry.id, data)
 
     def damage_error(self, raw: bytes, why: str, entry: IndexEntry | None = None) -> DataLoss:
         """The error for an object that cannot be read."""

@@ -183,7 +183,7 @@ class _Intact:
         self._offsets, self._headers, self._proofs = array("Q"), array("q"), array("Q")
 
     def add(self, frame: pack.Frame, proof: bytes | None) -> None:
-        """In ascending order of their offsets."""
+        """Add a frame, in ascending order of offsets."""
         self._offsets.append(frame.offset)
         self._headers.append(hash((int(frame.kind), frame.stored, frame.plain, frame.base, frame.id)))
         self._proofs.append(_NOT_READ if proof is None else _number(proof))

@@ -115,7 +115,7 @@ def plan(
             )
     progress(f"needed: {number_of(len(live), 'object')}, not needed: {sum(map(len, dead.values()))}")
     unknown = stored.keys() - usage.keys()
-    orphans = [(raw, reader.store.size_bytes(stored[raw])) for raw in unknown if _old(raw, now - grace_s)]
+    orphans = [(raw, reader.store.size_bytes(stored[raw])) for raw in unknown if pack.made_at_s(raw) <= now - grace_s]
     if orphans and any(map(wanted, records_in(reader.store, reader.identity, index, unknown))):
         progress(
             f"left alone: {number_of(len(unknown), 'pack')} that the index does not know, with snapshots that the catalog does not "
@@ -125,10 +125,6 @@ def plan(
     removed = [of for of in usage.values() if not of.live_objects and of.row.id not in young]
     groups = _groups([of for of in usage.values() if of.live_objects and of.row.id not in young])
     return _plan(live, relist, dead, removed, groups, orphans, len(unknown) - len(orphans), usage)
-
-
-def _old(raw: bytes, limit: float) -> bool:
-    return pack.made_at_s(raw) <= limit
 
 
 def _plan(

@@ -24,12 +24,12 @@ Waiting = tuple[bytes, str | None, bytes]
 
 
 def tree_contents(tree: Tree) -> Iterator[tuple[bytes, bytes]]:
-    """(name, content) of the files of a directory that have one."""
+    """Yield (name, content) of each file of a directory that has content."""
     return ((entry.name, bytes.fromhex(entry.content)) for entry in tree.entries if entry.content is not None)
 
 
 def tree_children(tree: Tree) -> Iterator[tuple[bytes, bytes]]:
-    """(name, tree) of the sub-directories of a directory."""
+    """Yield (name, tree) of each sub-directory."""
     return ((entry.name, bytes.fromhex(entry.tree)) for entry in tree.entries if entry.tree is not None)
 
 
@@ -38,7 +38,7 @@ def child_path(path: bytes, name: bytes) -> bytes:
 
 
 def owner_of(owner: str | None, path: bytes) -> str:
-    """For messages: the owner that needs an object."""
+    """The words of a message for the owner that needs an object."""
     return f"{owner} needs it for {path.decode(errors='backslashreplace')!r}" if path else f"{owner} needs it"
 
 
@@ -85,13 +85,13 @@ class _Marker:
             self._progress(f"marked as needed: {number_of(self._told, 'object')}")
 
     def mark_record(self, raw: bytes, owner: str) -> None:
-        """A record."""
+        """Mark a record."""
         if self._index.find(raw) is None:
             raise _lost_error(raw, owner, b"")
         self.live.add(raw)
 
     def mark_trees(self, waiting: list[Waiting]) -> None:
-        """Directories and everything below them."""
+        """Mark directories and everything below them."""
         while waiting:
             raw, owner, path = waiting.pop()
             if raw in self.live:
@@ -110,7 +110,7 @@ class _Marker:
             self._say()
 
     def mark_contents(self, waiting: list[Waiting]) -> None:
-        """Contents, with the parts of lists. All are looked up at once."""
+        """Mark contents, with the parts of lists. All are looked up at once."""
         while waiting:
             wanted = {raw: (owner, path) for raw, owner, path in waiting if raw not in self.live}
             found = self._index.find_many(list(wanted))
@@ -135,7 +135,7 @@ class _Marker:
             raise _lost_error(raw, owner, path, exc) from exc
 
     def mark_unowned(self, entry: IndexEntry) -> None:
-        """An object of a young pack."""
+        """Mark an object of a young pack."""
         if entry.kind == ObjectKind.TREE:
             self.mark_trees([(entry.id, None, b"")])
             self.live.add(entry.id)
@@ -145,7 +145,7 @@ class _Marker:
             self.live.add(entry.id)
 
     def mark_bases(self) -> None:
-        """A delta is worth nothing without its base."""
+        """Mark the bases of deltas: a delta is worth nothing without its base."""
         frontier: list[bytes] = list(self.live)
         while frontier:
             further: list[bytes] = []

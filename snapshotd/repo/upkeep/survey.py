@@ -199,7 +199,7 @@ def records_in(store: Store, identity: Identity, index: Index, packs: Collection
 
 
 class Decoder:
-    """Decodes and hashes objects by the places in a table instead of an index."""
+    """Decodes and hashes objects whose places are in a table instead of an index."""
 
     def __init__(self, store: Store, identity: Identity) -> None:
         self._store, self._identity = store, identity

@@ -60,7 +60,7 @@ class Encoders:
         yield from self.collect(_MAX_TASKS)
 
     def _encode(self, task: list[Queued], check: bool) -> Done:
-        """In any thread."""
+        """Encode the objects of a task. Runs in any thread."""
         return list(zip(task, encode.encode_all(self._job(queued, check) for queued in task), strict=True))
 
     def collect(self, leave: int) -> Iterator[Done]:
@@ -69,7 +69,8 @@ class Encoders:
             yield self._tasks.popleft().result()
 
     def forget_queued(self) -> None:
-        """All that was added is in the index: what comes next may be encoded in place again."""
+        """Forget how much was queued, which is all in the index by now: what comes next may be encoded in place
+        again."""
         self._queued_bytes = 0
 
     def cancel(self) -> None:

@@ -21,7 +21,7 @@ class PackOutput:
     """Packs reach `stored` in the order in which they were built. For one thread."""
 
     def __init__(self, store: Store, durable: Callable[[list[IndexEntry]], None]) -> None:
-        """`durable`: told of the objects of each pack that the store has."""
+        """`durable`: called with the objects of each pack that the store has."""
         self._store, self._durable = store, durable
         self._putter: ThreadPoolExecutor | None = None
         self.clear()
@@ -39,7 +39,7 @@ class PackOutput:
         return self._building.add(frame, depth)
 
     def add_stored(self, stored: Stored) -> None:
-        """Durable packs of another process are to be indexed with these."""
+        """Take durable packs of another process, to be indexed with these."""
         self.stored += stored
 
     @property

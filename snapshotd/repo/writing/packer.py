@@ -58,7 +58,8 @@ _IDLE_S = 10.0
 
 
 class Packer:
-    """One at work. Contents in one pack are chunks that refer to nothing, so packs may become durable in any order."""
+    """The work of one process. Contents in one pack are chunks that refer to nothing, so packs may become durable in
+    any order."""
 
     def __init__(self, reader: PackReader) -> None:
         self._reader = reader

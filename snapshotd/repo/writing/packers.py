@@ -43,8 +43,8 @@ class Packers:
     """As many processes as there are processors (at most four). Not thread-safe. After an error `drop` is due."""
 
     def __init__(self, argv: Sequence[str], told: Told) -> None:
-        """`told`: hears of chunks that are in packs to come, and of packs that have become durable, in the middle of
-        any method."""
+        """`told`: called, in the middle of any method, with chunks that are in packs to come and with packs that have
+        become durable."""
         self._argv = list(argv)
         self._told = told
         self._failed = 0
@@ -160,7 +160,7 @@ class Packers:
         return answers
 
     def _receive(self, peer: _Peer) -> None:
-        """One answer, or the end of the process."""
+        """Take one answer of a process, or note its end."""
         answer = peer.receive()
         if answer is None:
             self._drop_peer(peer)
@@ -183,7 +183,7 @@ class Packers:
         self._told(entries, [PackRow(bytes.fromhex(pack), size, count) for pack, size, count in answer["packs"]])
 
     def _drop_peer(self, peer: _Peer) -> None:
-        """Leaves the files of a dead process to the writer. Lost: the process held objects that are not durable."""
+        """Leave the files of a dead process to the writer. Lost: the process held objects that are not durable."""
         peer.kill()
         self._peers[peer.number] = None
         if peer.holds:
@@ -225,7 +225,7 @@ class _Batch:
         return {"device": self._files[0][0].device, "folders": folders}
 
     def answer(self, saved: list[Any]) -> None:
-        """As it came."""
+        """Put the answers into the lists of the callers."""
         for (answers, place), one in zip(self._places, saved, strict=True):
             answers[place] = (
                 (one[0], [(bytes.fromhex(part), length) for part, length in one[1]]) if isinstance(one, list) else one

@@ -101,7 +101,7 @@ class Building:
         return PackRow(self.id, self.bytes + pack.END_BYTES, len(self.entries))
 
     def finish(self) -> list[pack.Part]:
-        """All parts of the pack, with its end. In any thread, when nothing is added any more."""
+        """Return all parts of the pack with its end, when nothing is added any more. Runs in any thread."""
         return [*self.parts, pack.encode_end(len(self.entries), self._checksum.copy())]
 
 
@@ -133,8 +133,9 @@ class Guide:
 
 
 def lock(index_path: Path) -> int:
-    """One writer: the lock lies beside the index, because no other descriptor of SQLite's own file may be closed while
-    it is open. A process of a killed daemon may still be ending: it gets `LOCK_WAIT_S` for that. Conflict."""
+    """Take the lock of the one writer. It lies beside the index, because no other descriptor of SQLite's own file may
+    be closed while that is open. A process of a killed daemon may still be ending: it gets `LOCK_WAIT_S` for that.
+    Conflict."""
     fd = os.open(f"{index_path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     deadline = time.monotonic() + LOCK_WAIT_S
     while True:

@@ -40,7 +40,7 @@ class Recent:
         return self._sorts.get(sort, []) if _MIN_BYTES <= size_bytes <= MAX_BYTES else []
 
     def add(self, sort: bytes, raw: bytes, data: bytes) -> None:
-        """A file was saved, in full or as a delta against another of its sort."""
+        """Add a file that was saved, in full or as a delta against another of its sort."""
         if not _MIN_BYTES <= len(data) <= MAX_BYTES:
             return
         self._number += 1

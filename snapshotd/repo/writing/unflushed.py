@@ -39,7 +39,7 @@ class Unflushed(Finder):
             self._index = None
 
     def clear(self) -> None:
-        """Nothing is unflushed."""
+        """Forget all unflushed objects."""
         for of in (self._objects, self._frames, self._elsewhere):
             of.clear()
 
@@ -104,15 +104,15 @@ class Unflushed(Finder):
                 yield raw
 
     def add(self, queued: Queued) -> None:
-        """An object was saved."""
+        """Add an object that was saved."""
         self._objects[queued.id] = queued
 
     def drop_known(self, queued: Queued) -> None:
-        """The index has had it all along."""
+        """Drop an object that the index has had all along."""
         del self._objects[queued.id]
 
     def place(self, frame: Encoded, entry: IndexEntry) -> None:
-        """A queued object has a place."""
+        """Note the place of a queued object in a pack."""
         self._frames[frame.id] = frame.parts
         self._objects[frame.id] = entry
 
@@ -125,12 +125,12 @@ class Unflushed(Finder):
         return [(row, self._elsewhere.pop(row.id, [])) for row in rows]
 
     def note_durable(self, entries: list[IndexEntry]) -> None:
-        """The pack of these is durable: it is read from the store."""
+        """Drop the frames of these objects, whose pack is in the store now."""
         for entry in entries:
             self._frames.pop(entry.id, None)
 
     def note_indexed(self, stored: Stored) -> None:
-        """The index has these."""
+        """Drop these objects, which the index has now."""
         for _, entries in stored:
             for entry in entries:
                 del self._objects[entry.id]

@@ -114,7 +114,7 @@ class PackRepository(ForwardedReads, RepositoryWriter):
         self._reset()
 
     def _reset(self) -> None:
-        """Nothing is queued, and nothing was written since the last commit."""
+        """Forget everything since the last commit."""
         self.epoch = new_id()
         self._unflushed.clear()
         self.reader.forget()
@@ -145,8 +145,7 @@ class PackRepository(ForwardedReads, RepositoryWriter):
         return BlobID(raw.hex())
 
     def save_content(self, read: Reader, previous: BlobID | None = None) -> BlobID:
-        """See the contract. When `read` raises, chunks that were read before may stay, as rubbish that nothing
-        names."""
+        """See the contract. When `read` raises, chunks that were read before may stay in packs as garbage."""
         begin = chunks.read_full(read, chunks.WHOLE_BYTES + 1)
         if len(begin) <= chunks.WHOLE_BYTES:
             return self.save_bytes(begin, previous)
@@ -247,7 +246,7 @@ class PackRepository(ForwardedReads, RepositoryWriter):
             self._dispatch()
 
     def _dispatch(self) -> None:
-        """Have the batch encoded: without existing objects, and with the bases of deltas."""
+        """Have the batch encoded, without objects that exist, and after the bases of deltas were chosen."""
         fresh, known = self._unflushed.drop_existing(self._batch.take())
         for queued in fresh:
             self._plan(queued, known)

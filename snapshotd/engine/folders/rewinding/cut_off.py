@@ -42,13 +42,13 @@ class CutOff:
 
     @staticmethod
     def at(text: str) -> CutOff:
-        """From the catalog."""
+        """Read the text that the catalog keeps."""
         facts = json.loads(text)
         paths = [path_of(name) for name in facts["paths"]]
         return CutOff(facts["head"], facts["to"], facts["place"].encode(), paths, FolderChanges.of(facts["changes"]))
 
     def claim(self, parts: Sequence[Part], folder: PuttingBack) -> None:
-        """Give the changes back to their owners that the rewind has made: what is at those paths is what `to` has."""
+        """Give changes that the rewind made back to their owners: at such a path lies what `to` has."""
         planned = set(self.paths)
         for part in parts:
             for path in map(os.fsencode, part.paths):

@@ -82,7 +82,7 @@ class OutPlace:
 
     @contextlib.contextmanager
     def hold_open(self) -> Iterator[None]:
-        """The place is open inside, and gone afterwards, unless something in it could not be brought back."""
+        """Open the place, and remove it at the end unless something in it could not be brought back."""
         with acting_as(self.user):
             self.fd = files.open_dir(self.folder, self.name)
         try:

@@ -68,7 +68,7 @@ class FolderChanges:
         return made | ({PERSON} if name in self.edited else set())
 
     def record(self, seq: int) -> dict[str, Any]:
-        """For the state of the snapshot with this number."""
+        """The form for the state of the snapshot with this number."""
         content: dict[str, Any] = {
             "made": {key: sorted(names) for key, names in self.made.items()},
             "edited": sorted(self.edited),
@@ -87,7 +87,8 @@ class FolderChanges:
 
 
 def changes_of(context: Context, snapshot: Snapshot) -> FolderChanges | None:
-    """The changes of a snapshot; of an older one that did not note them, as far as its trees tell. None: they do not."""
+    """The changes of a snapshot; those of an older snapshot, which noted none, as its trees show them. None: they are
+    not known."""
     catalog = context.catalog
     noted = (catalog.own_state(snapshot.id) or {}).get(KEY)
     if noted is not None and noted.get("seq") == snapshot.seq:
@@ -119,7 +120,8 @@ def _compare_trees(context: Context, catalog: Catalog, snapshot: Snapshot) -> se
 
 @dataclass(slots=True)
 class History:
-    """The owners of each path that was changed since a snapshot. `whole` False: of some changes nobody is known."""
+    """The owners of each path that was changed since a snapshot. `whole` False: the owners of some changes are not
+    known."""
 
     owners: dict[str, set[str]] = field(default_factory=dict)
     whole: bool = True
@@ -152,7 +154,7 @@ class History:
                 self.owners.setdefault(name, set()).add(owner)
 
     def first_of(self, session: str) -> str:
-        """The first session of a line, in which each continues another one."""
+        """The first session of a line of sessions, in which each continues the one before."""
         seen = set()
         while session in self._before and session not in seen:
             seen.add(session)
@@ -168,8 +170,8 @@ class History:
         return counts
 
     def choose_owners(self, session: str | None, to: Snapshot) -> set[str]:
-        """The owners whose changes are taken back. NotFound: the session has none. Conflict: `session` None, and there
-        are several."""
+        """Choose the owners whose changes are taken back. NotFound: the session has none. Conflict: `session` is None,
+        and several have some."""
         counts = self.sessions()
         everybody = {owner for owners in self.owners.values() for owner in owners} - {PERSON}
         if session is not None and session != ALL:
@@ -191,8 +193,8 @@ class History:
 
 @dataclass(slots=True)
 class RewindPlan:
-    """`changes`: those that a rewind makes, each with its owners in `owners`; `left`: a reason for each path that agents
-    have changed since and that stays."""
+    """`changes`: the changes that a rewind makes; `owners`: the owners of each. `left`: paths that agents have changed
+    and that stay, each with the reason."""
 
     changes: list[Change] = field(default_factory=list)
     owners: dict[bytes, set[str]] = field(default_factory=dict)
@@ -233,7 +235,7 @@ def _find_reason(owners: set[str]) -> str | None:
 
 
 def _keep_databases_whole(found: RewindPlan, ignored: set[str]) -> None:
-    """A database and its log are taken back together or not at all: with the log of another moment it is damaged."""
+    """Take a database and its log back together or not at all: a log of another moment damages it."""
     paths = [relative(change) for change in found.changes]
     for base, group in groups([*paths, *found.left]).items():
         log, reason = log_in(os.fsdecode(base), ignored), None
@@ -247,8 +249,8 @@ def _keep_databases_whole(found: RewindPlan, ignored: set[str]) -> None:
 
 
 def _keep_moved_files(found: RewindPlan, history: History, chosen: set[str]) -> None:
-    """A file that was renamed stays where it is, if what it was called before, or is called since, is not the chosen
-    owners' alone: taking one name back and not the other would make its content vanish."""
+    """Leave a renamed file where it is, unless all its names are the chosen owners' alone: taking back one name and not
+    the other would lose its content."""
     groups: dict[str, set[str]] = {}
     for pair in history.moved:
         group = groups.get(pair[0], {pair[0]}) | groups.get(pair[1], {pair[1]})

@@ -121,7 +121,7 @@ class PuttingBack:
                         os.unlink(name, dir_fd=self._place.fd)
 
     def _pass_open_databases(self, changes: Sequence[Change]) -> None:
-        """The files of a database that a program has open stay all."""
+        """Leave all files of a database that a program has open."""
         for group in groups(map(relative, changes)).values():
             if len(group) > 1 and any(self._has_writer(path) for path in group):
                 self.left |= dict.fromkeys(group, "a program has the database open; end it, and rewind again")
@@ -189,7 +189,7 @@ class PuttingBack:
                 self._note(os.stat(name, dir_fd=parent, follow_symlinks=False), facts)
 
     def _put_in_two_steps(self, number: int, path: bytes, parent: int, name: bytes, facts: Facts) -> None:
-        """Where the file system knows no exchange: for an instant nothing is there."""
+        """Replace a file where the file system cannot exchange two names: for an instant there is none at the path."""
         with acting_as(self._user):
             os.rename(file_name(number), b"w%d" % number, src_dir_fd=self._place.fd, dst_dir_fd=self._place.fd)
             self._place.unused.discard(number)
@@ -239,7 +239,7 @@ class PuttingBack:
         raise FileExistsError(errno.EEXIST, "somebody has written there")
 
     def _bring_back(self, number: int, path: bytes) -> None:
-        """After a crash: `_return`, where what is at the path may still be ours."""
+        """Return a file to its path after a crash, as `_return` does. The rewind's own file may still be there."""
         self.left[path] = CHANGED
         try:
             with self._place.parent(path) as (parent, name):
@@ -292,7 +292,7 @@ class PuttingBack:
                 )
 
     def _note(self, st: os.stat_result, facts: Facts) -> None:
-        """We have changed the names of a file. `facts`: those that it must have."""
+        """Note that this rewind changed the names of a file. `facts`: those that the file must have."""
         if st.st_ino in self._seen_ns and facts_of(st) == facts:
             self._seen_ns[st.st_ino] = st.st_ctime_ns
 

@@ -49,8 +49,8 @@ class FolderRewinds:
         self._held, self._recorder, self._user_files = held, recorder, user_files
 
     def session_of(self, user: HostUser, root: int, hook: int, ref: str) -> str | None:
-        """The session in which a person asks for a rewind, known by the process: None where it is not known, or is the
-        only one that has changed files since the snapshot `ref`."""
+        """Find the session of the process in which a person asks for a rewind. None: it is not known, or no other
+        session has changed files since the snapshot `ref`."""
         to = self._catalog.resolve_snapshot(ref)
         with self._held.hold(user, root) as folder:
             self._recorder.settle(folder, root)
@@ -179,8 +179,8 @@ class FolderRewinds:
             return plan(before, after, history, chosen, folder.index.ignored_paths())
 
     def _find_blind(self, folder: OpenFolder, root: int, to: Snapshot) -> dict[bytes, str]:
-        """Files that no snapshot has as they are: those that are too large or cannot be read, and ignored ones that the
-        state of then may need and that have changed since."""
+        """Find files that no snapshot holds as they are: too large ones, unreadable ones, and ignored ones that
+        programs may need and that have changed since."""
         found = dict.fromkeys(
             map(os.fsencode, folder.index.blind_paths()),
             "it is too large or cannot be read, so no snapshot has it as it is",
@@ -202,7 +202,7 @@ class FolderRewinds:
         return found
 
     def _cut_session(self, folder: OpenFolder, to: Snapshot) -> dict[str, Any]:
-        """The session with the history up to a snapshot, as a new one of the agent."""
+        """Make a new session of the agent, with the history up to a snapshot."""
         session = self._recorder.session_of(to)
         if not session.get("transcript"):
             raise Conflict(

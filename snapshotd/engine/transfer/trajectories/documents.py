@@ -78,7 +78,7 @@ class Documents(ABC):
             del self._callers[next(iter(self._callers))]
 
     def end(self) -> None:
-        """All turns are there: find the calls that led to conversations."""
+        """Find the calls that led to conversations, when all turns are there."""
         for lane, mine in self.gathered.items():
             caller = mine.conversation.caller
             if lane is not None and caller in self._callers:

@@ -154,7 +154,7 @@ class Dialog:
             self._open.snapshot = at.id
 
     def _find_call(self, call: ToolCall, wire_id: str | None) -> TurnCall | None:
-        """The call of the open turn that has ended: by the provider's id, else by name and arguments."""
+        """Find the call of the open turn that has ended: by the provider's id, else by name and arguments."""
         waiting = [] if self._open is None else [one for one in self._open.calls if one.snapshot is None]
         if wire_id is not None:
             return next((one for one in waiting if one.id == wire_id), None)
@@ -192,8 +192,7 @@ class Dialog:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """One snapshot on the way, and the messages of the conversation that it has added, as far as they are still in
-    it."""
+    """One snapshot of the history, and the range of messages that it added and that the conversation still has."""
 
     id: SnapshotID
     first: int
@@ -249,8 +248,7 @@ class Walk:
             )  # a command from outside, or a call that a hook told of
 
     def _model_behind(self, said: Spoken, entries: _Entries, at: Snapshot, copied: bool) -> ModelFacts | None:
-        """The model call that a message of the conversation is the reply to: the next one, unless a program has
-        recorded another reply."""
+        """Find the model call whose reply a message is: the next one, unless a program has recorded another reply."""
         while (entry := entries.next_of(_speaks_here)) is not None:
             for earlier in entries.take_skipped():
                 self._read_entry(earlier, at, copied)
@@ -287,7 +285,7 @@ class Walk:
         lane.end_call(call, wire_id, at, copied, lambda: "\n".join(filter(None, (_to_text(entry.result), entry.error))))
 
     def _read_side_call(self, lane: Dialog, entry: JournalEntry, at: Snapshot, copied: bool) -> None:
-        """A turn of another conversation: its messages are with the model call, and in the reply."""
+        """Read a turn of another conversation, whose messages are in the model call and its reply."""
         for message in entry.details.get("messages", ()):
             lane.say(spoken(Message(message["role"], message["content"])), at, copied, None)
         if entry.status is not CallStatus.DONE or not isinstance(entry.result, dict):
