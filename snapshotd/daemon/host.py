@@ -15,6 +15,7 @@ from snapshotd.errors import NotPermitted, Unsupported
 from snapshotd.kernel import mounts, rootless, surroundings
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.abilities import Abilities, Mode
+from snapshotd.kernel.files import closing_fd
 from snapshotd.kernel.holding import cgroup
 
 _log = logging.getLogger("snapshotd.daemon")
@@ -222,15 +223,12 @@ def _cover(places: UserPlaces) -> None:
         directory.mkdir(mode=0o711)
     assert places.run_source is not None
     os.chmod(places.run_source, 0o711)
-    source = os.open(places.run_source, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    target = os.open(places.run_root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        tree = mounts.clone(source)
+    with (
+        closing_fd(os.open(places.run_source, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as source,
+        closing_fd(os.open(places.run_root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as target,
+        closing_fd(mounts.clone(source)) as tree,
+    ):
         mounts.attach(tree, target)
-        os.close(tree)
-    finally:
-        os.close(source)
-        os.close(target)
 
 
 def enter_own_mount_namespace() -> None:

@@ -141,7 +141,6 @@ class _Exec(CliCommand):
 )
 def command(
     ctx: click.Context,
-    /,
     words: tuple[str, ...],
     snapshot: str | None,
     if_head: str | None,
