@@ -124,7 +124,7 @@ def become_able(footing: Footing, state_dir: Path) -> Footing:
     user's own.
     """
     places = footing.places
-    if _was_without(state_dir):
+    if _read_note(state_dir) == _NONE:
         footing = replace(footing, folder_will_do=footing.wanted is None)
     if places.is_root:
         return footing
@@ -191,19 +191,20 @@ def note_namespace(footing: Footing, state_dir: Path) -> None:
         (state_dir / _NAMESPACE).write_text(f"{rootless.own_inode()} {rootless.ids_here()}")
 
 
-def _was_without(state_dir: Path) -> bool:
+def _read_note(state_dir: Path) -> str:
+    """Return the note of the last daemon; empty: it left none."""
     try:
-        return (state_dir / _NAMESPACE).read_text() == _NONE
+        return (state_dir / _NAMESPACE).read_text()
     except OSError:
-        return False
+        return ""
 
 
 def _read_earlier(state_dir: Path) -> tuple[int | None, int]:
     """Read the inode of the last daemon's namespace, and the number of its ids (0: any)."""
     try:
-        inode, ids = (state_dir / _NAMESPACE).read_text().split()
+        inode, ids = _read_note(state_dir).split()
         return int(inode), int(ids)
-    except (OSError, ValueError):
+    except ValueError:
         return None, 0
 
 
