@@ -31,7 +31,7 @@ class ShownPatch:
         self._is_header = False
 
     def write(self, data: bytes) -> None:
-        """The next piece. BrokenPipeError: nobody reads any more."""
+        """Print the next piece. BrokenPipeError: the reader of our output has gone away."""
         if not self._for_people:
             self._raw.write("stdout", data)
             return
@@ -40,7 +40,7 @@ class ShownPatch:
             self._line(line)
 
     def end(self) -> None:
-        """All has been written."""
+        """Print what is left, when all has been written."""
         if self._rest:
             self._line(self._rest)
 
@@ -70,5 +70,5 @@ def marked_path(path: str, kind: str) -> str:
 
 
 def change_json(change: ChangeInfo) -> dict[str, Any]:
-    """{change,path,before,after}, and path_b64 for a path that is not UTF-8."""
+    """Return {change,path,before,after}, and path_b64 for a path that is not UTF-8."""
     return {"change": change.change, **path_json(change.path), "before": change.before, "after": change.after}

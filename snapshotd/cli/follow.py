@@ -75,13 +75,13 @@ class BetweenLines:
             self._within = not data.endswith(b"\n")
 
     def line(self, text: str, *, at_once: bool = False) -> None:
-        """Write a line of ours where the present one of theirs has ended; `at_once`: below it."""
+        """Write a line of ours when the program's present line has ended; `at_once`: now, below it."""
         self._add_state.append(text)
         if at_once or not self._within:
             self.end()
 
     def end(self) -> None:
-        """Write all lines that wait, below what has been printed so far."""
+        """Write all lines that wait, below the output so far."""
         waiting, self._add_state = self._add_state, []
         if waiting and self._within:
             click.echo(err=True)

@@ -28,7 +28,7 @@ class GitHub:
         self._outputs, self._summary = (_file(name) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY"))
 
     def outputs(self, values: Mapping[str, object]) -> None:
-        """True and False are written as a workflow's expressions compare them."""
+        """Set outputs of the step. True and False are written as a workflow's expressions compare them."""
         lines = []
         for name, value in values.items():
             text, mark = str(value).lower() if isinstance(value, bool) else str(value), f"end-{os.urandom(16).hex()}"
@@ -40,7 +40,7 @@ class GitHub:
             self.annotate("warning", warning)
 
     def summary(self, heading: str, rows: Mapping[str, object], detail: str = "") -> None:
-        """A heading, a table of two columns, and a text that is folded in."""
+        """Add a heading, a table of two columns, and a text that is folded in to the step's summary."""
         text = f"### {_cell(heading)}\n\n|  |  |\n|---|---|\n"
         text += "".join(f"| {_cell(name)} | {_cell(str(value))} |\n" for name, value in rows.items())
         if detail:
@@ -50,7 +50,7 @@ class GitHub:
         _append(self._summary, text + "\n")
 
     def annotate(self, level: Level, message: str, **where: str | None) -> None:
-        """`where`: title, file, line."""
+        """Print an annotation, which the runner shows. `where`: title, file, line."""
         named = ",".join(f"{name}={_property(value)}" for name, value in where.items() if value)
         text = message[:_ANNOTATION_CHARS].encode(errors="backslashreplace").decode()
         click.echo(f"::{level}{' ' if named else ''}{named}::{_data(text)}", err=True)

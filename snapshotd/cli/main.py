@@ -158,7 +158,7 @@ def _main(args: list[str] | None) -> int:
 
 
 def report(error: SnapshotdError, exit_code: int, *, as_json: bool) -> int:
-    """One line on standard error; with --json also an object on standard output. Returns the exit code."""
+    """Print an error as one line on standard error, with --json also as an object on standard output. Returns the exit code."""
     from snapshotd.cli.text import printable
 
     if as_json:

@@ -15,6 +15,7 @@ from snapshotd.errors import NotPermitted, Unsupported
 from snapshotd.kernel import mounts, rootless, surroundings
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.abilities import Abilities, Mode
+from snapshotd.kernel.files import closing_fd
 from snapshotd.kernel.holding import cgroup
 
 _log = logging.getLogger("snapshotd.daemon")
@@ -123,7 +124,7 @@ def become_able(footing: Footing, state_dir: Path) -> Footing:
     user's own.
     """
     places = footing.places
-    if _was_without(state_dir):
+    if _read_note(state_dir) == _NONE:
         footing = replace(footing, folder_will_do=footing.wanted is None)
     if places.is_root:
         return footing
@@ -190,19 +191,20 @@ def note_namespace(footing: Footing, state_dir: Path) -> None:
         (state_dir / _NAMESPACE).write_text(f"{rootless.own_inode()} {rootless.ids_here()}")
 
 
-def _was_without(state_dir: Path) -> bool:
+def _read_note(state_dir: Path) -> str:
+    """Return the note of the last daemon; empty: it left none."""
     try:
-        return (state_dir / _NAMESPACE).read_text() == _NONE
+        return (state_dir / _NAMESPACE).read_text()
     except OSError:
-        return False
+        return ""
 
 
 def _read_earlier(state_dir: Path) -> tuple[int | None, int]:
     """Read the inode of the last daemon's namespace, and the number of its ids (0: any)."""
     try:
-        inode, ids = (state_dir / _NAMESPACE).read_text().split()
+        inode, ids = _read_note(state_dir).split()
         return int(inode), int(ids)
-    except (OSError, ValueError):
+    except ValueError:
         return None, 0
 
 
@@ -222,15 +224,12 @@ def _cover(places: UserPlaces) -> None:
         directory.mkdir(mode=0o711)
     assert places.run_source is not None
     os.chmod(places.run_source, 0o711)
-    source = os.open(places.run_source, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    target = os.open(places.run_root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        tree = mounts.clone(source)
+    with (
+        closing_fd(os.open(places.run_source, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as source,
+        closing_fd(os.open(places.run_root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as target,
+        closing_fd(mounts.clone(source)) as tree,
+    ):
         mounts.attach(tree, target)
-        os.close(tree)
-    finally:
-        os.close(source)
-        os.close(target)
 
 
 def enter_own_mount_namespace() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from snapshotd.api.wire import lock_path_of
 from snapshotd.errors import NO_ROOM, Conflict, NotPermitted, UsageError
+from snapshotd.kernel.files import closing_fd
 
 _ANOTHER = "choose another with --state-dir or SNAPSHOTD_STATE_DIR"
 
@@ -98,10 +99,8 @@ def lock_holder(state_dir: Path) -> int | None:
         raise UsageError(
             f"the lock {path} cannot be read: {exc.strerror}; name the state directory of a daemon"
         ) from exc
-    try:
+    with closing_fd(fd):
         return _holder_if_locked(fd)
-    finally:
-        os.close(fd)
 
 
 def _holder_if_locked(fd: int) -> int | None:

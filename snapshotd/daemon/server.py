@@ -156,7 +156,7 @@ def leave_session_keyring() -> None:
 
 
 def bind(path: Path) -> socket.socket:
-    """A listening socket at `path`, mode 0600, in place of a stale one. The caller holds the state directory's lock.
+    """Listen on a socket at `path`, mode 0600, in place of a stale one. The caller holds the state directory's lock.
 
     Conflict when another process listens there or a file that is no socket is in the way; UsageError when it cannot be
     made.
@@ -283,7 +283,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's own would raise the signal again after a clean end, and so exit with its number."""
+        """Stop at SIGTERM and SIGINT. uvicorn's own method raises the signal again after a clean end, and so exits with its number."""
         if threading.current_thread() is not threading.main_thread():
             yield  # tests
             return

@@ -123,7 +123,7 @@ pivot gives it up once."""
 
 
 def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
-    """The engine of a state directory, recovered from any earlier end. The caller holds the directory's lock.
+    """Open the engine of a state directory, recovered from any earlier end. The caller holds the directory's lock.
 
     Raises Unsupported (something is missing on this machine), DataLoss (a file is damaged, or missing although others
     say that it was there), VersionMismatch, OutOfSpace.
@@ -136,7 +136,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
     state_files.check_logs(state_dir, lambda: recover.was_killed(facts))
     catalog = SqliteCatalog(state_dir / state_files.CATALOG)  # before all else that says that there was one
     state_files.check_repository(state_dir, lambda: bool(catalog.trajectories()))
-    if _store_url(config, catalog) == _local_url(state_dir):
+    if _settle_store_url(config, catalog) == _local_url(state_dir):
         state_files.check_packs(state_dir, lambda: bool(catalog.referenced_records()))
     index_reserve.make(state_dir / "repo" / "index.db")
     store = filesystem.prepare(state_dir)
@@ -184,7 +184,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
             state_dir,
             store.root,
             store.kind,
-            _store_url(config, catalog),
+            _settle_store_url(config, catalog),
             store.marks.prefix.decode(),
             "" if rights is None else rights.lease.facts.node,
             -1 if config.node_cache_bytes is None else config.node_cache_bytes,
@@ -224,7 +224,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
 
 
 def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker, rights: NodeRights | None = None) -> Engine:
-    """The engine over its parts. `lazy`: the mount that serves layers which are not there yet. `gateway`: makes a model
+    """Make the engine of its parts. `lazy`: the mount that serves layers which are not there yet. `gateway`: makes a model
     endpoint. `rights`: of a node of a fleet."""
     context.catalog.notify(context.events.tell_of_change)
     worker = Worker(context.store.root, context.store.kind, context.store.marks)
@@ -378,7 +378,7 @@ def migrate_catalog(
 
 
 def _packs_to_rebuild_from(state_dir: Path, url: str) -> Store:
-    """The store with the packs. DataLoss: it has none, although the catalog or the index says that there were some; an
+    """Open the store with the packs. DataLoss: it has none, although the catalog or the index says that there were some; an
     empty catalog would take the place of the old one."""
     local, index = url == _local_url(state_dir), state_dir / "repo" / "index.db"
     if local and not state_files.has_packs(state_dir):
@@ -410,13 +410,13 @@ def _has_packs(path: Path) -> bool:
 
 
 def _find_store_url(config: Config) -> str:
-    """The store's URL: from the catalog if it can still tell, else from the settings, else the default. UsageError: the
+    """Find the URL of the store: in the catalog if that can be read, else in the settings, else the default. UsageError: the
     packs are not there."""
     state_dir = Path(config.state_dir)
     path = state_dir / state_files.CATALOG
     if path.exists():
         with contextlib.suppress(SnapshotdError), contextlib.closing(SqliteCatalog(path)) as catalog:
-            return _store_url(config, catalog)
+            return _settle_store_url(config, catalog)
     if not config.store and (state_dir / "repo" / "index.db").exists() and not state_files.has_packs(state_dir):
         raise UsageError(
             f"the lost catalog of {state_dir} knew where the packs lie, which are not below it: set SNAPSHOTD_STORE to their place"
@@ -428,9 +428,9 @@ def _local_url(state_dir: Path) -> str:
     return (state_dir / "repo" / "store").as_uri()
 
 
-def _store_url(config: Config, catalog: Catalog) -> str:
-    """URL of the store that holds the packs. Decided once for a state directory: another place would not have its
-    packs. UsageError."""
+def _settle_store_url(config: Config, catalog: Catalog) -> str:
+    """Return the URL of the store that holds the packs. The first call for a state directory decides on it: another place would
+    not have its packs. UsageError."""
     state_dir, wanted, known = Path(config.state_dir), config.store, catalog.get_meta(_STORE_URL)
     if known is None:
         known = wanted or _LOCAL

@@ -51,7 +51,7 @@ class _Saving:
         }
 
     def choose(self, refs: Sequence[str], forks: bool) -> list[dict[str, Any]]:
-        """The overviews of the trajectories, oldest first."""
+        """Return the overviews of the trajectories, oldest first."""
         every = self._get(op.OVERVIEW)
         ids = {one["trajectory"]["id"] for one in every}
         names = {one["trajectory"]["name"]: one["trajectory"]["id"] for one in every}
@@ -63,7 +63,7 @@ class _Saving:
         return [one for one in every if one["trajectory"]["id"] in wanted]
 
     def save(self, chosen: list[dict[str, Any]]) -> dict[str, Any]:
-        """`Saved` in static/saved.js."""
+        """Read all about these trajectories. Returns `Saved` in static/saved.js."""
         notes = []
         for one in chosen:
             trajectory = one["trajectory"]

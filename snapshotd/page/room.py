@@ -38,7 +38,7 @@ class PageRoom:
         return True
 
     def give_to(self, port: int) -> None:
-        """The page belongs to the user of the connection from this port, too."""
+        """Let the page belong to the user of the connection from this port, too."""
         self._own |= {user for user, held in self._held.items() if port in held}
 
     def _forget_closed(self) -> None:

@@ -247,7 +247,7 @@ class _Idle:
 
 
 async def _file(request: Request) -> Response:
-    """One of the page's files."""
+    """Answer with one of the page's files."""
     found = _page_files().get(request.path_params["path"] or "index.html")
     if found is None:
         raise NotFound(f"the page has no {request.url.path}")

@@ -76,7 +76,7 @@ async def _pass_output(socket: WebSocket, talk: Conversation) -> None:
 
 
 def _event(message: Any) -> dict[str, Any]:
-    """The daemon's event for a message. UsageError: it is none."""
+    """Return the daemon's event for a message of the page. UsageError: it is none."""
     match message:
         case {"stdin": str(text)}:
             try:

@@ -32,7 +32,7 @@ def test_nobody_waits_for_changes_to_be_counted(place: Snap) -> None:
     counting = [
         pid
         for pid, line in processes_with(str(place.state_dir))
-        if "storing.worker" in line or "children archive" in line
+        if "storage.worker" in line or "children archive" in line
     ]
     assert len(counting) == 2
     for pid in counting:

@@ -321,7 +321,7 @@ def test_the_catalog_is_made_again(root: Path, tmp_path: Path, how: str) -> None
     snap("image", "import", root, "--name", "default")
     history = run_agent(snap, "line", tmp_path / "before", steps=3)
     (fork,) = snap.json("fork", history.snapshots[2], "--wait", "stored")["trajectories"]
-    (counting,) = [pid for pid, line in processes_with(str(snap.state_dir)) if "storing.worker" in line]
+    (counting,) = [pid for pid, line in processes_with(str(snap.state_dir)) if "storage.worker" in line]
     os.kill(counting, signal.SIGSTOP)  # so that the record is made before its changes are counted
     forked = snap.sh(fork, "echo forked; echo forked > forked; echo wrong >&2")["snapshot"]
     wait_until(lambda: snap.json("show", forked)["state"] == "stored", "it is stored")

@@ -6,6 +6,7 @@ users of the socket change. It has no bodies, no query and no token.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import logging.handlers
@@ -90,15 +91,10 @@ def read_audit(state_dir: Path, last: int) -> list[dict[str, Any]]:
     lines: deque[str] = deque(maxlen=last)
     base = state_dir / _NAME
     for path in [*(base.with_name(f"{_NAME}.{number}") for number in range(FILES_KEPT, 0, -1)), base]:
-        try:
-            with path.open(encoding="utf-8", errors="replace") as file:
-                lines.extend(file)
-        except FileNotFoundError:
-            continue
+        with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8", errors="replace") as file:
+            lines.extend(file)
     found = []
     for line in lines:
-        try:
+        with contextlib.suppress(ValueError):
             found.append(json.loads(line))
-        except ValueError:
-            continue
     return found

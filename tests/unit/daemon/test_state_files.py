@@ -58,4 +58,4 @@ def test_a_rebuild_does_not_take_a_far_store_for_an_empty_one(tmp_path: Path) ->
     (tmp_path / "repo").mkdir()
     (tmp_path / "repo" / "index.db").touch()
     with pytest.raises(UsageError, match="SNAPSHOTD_STORE"):
-        wiring._known_store_url(Config(state_dir=str(tmp_path)))
+        wiring._find_store_url(Config(state_dir=str(tmp_path)))

@@ -61,7 +61,7 @@ def command(ctx: click.Context, everything: bool, watch: bool, quiet: bool, no_t
 
 
 def _watch(client: Snapshotd, as_json: bool) -> int:
-    """The watch begins before the pending approvals are listed, so that no event in between is missed."""
+    """Print approvals as they come. The watch begins before the pending ones are listed, so that no event is missed."""
     try:
         events = client.watch()
         waiting = client.approvals("pending")

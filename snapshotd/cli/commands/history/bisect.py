@@ -41,7 +41,6 @@ _FILES, _MESSAGES, _CHARS = 20, 6, 500
 )
 def command(
     ctx: click.Context,
-    /,
     words: tuple[str, ...],
     good: str | None,
     bad: str | None,

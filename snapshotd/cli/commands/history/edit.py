@@ -64,14 +64,7 @@ _RESULT_BYTES = 1 << 20
 @json_option
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
 def command(
-    ctx: click.Context,
-    /,
-    snapshot: str,
-    resume: bool,
-    name: str | None,
-    wait: Wait | None,
-    as_json: bool,
-    **options: Any,
+    ctx: click.Context, snapshot: str, resume: bool, name: str | None, wait: Wait | None, as_json: bool, **options: Any
 ) -> None:
     """Make a new trajectory from a snapshot with something changed.
 
@@ -100,7 +93,7 @@ def command(
 
 
 def _changes(options: dict[str, Any]) -> dict[str, Any]:
-    """The client's keywords for the options. UsageError for options that contradict each other."""
+    """Return the client's keywords for the options. UsageError: options contradict each other."""
     files: dict[bytes, bytes | None] = {
         sandbox_path(path): file_bytes(source, f"the content of {path}") for path, source in options["files"]
     }

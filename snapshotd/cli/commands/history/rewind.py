@@ -54,7 +54,6 @@ _WORDS: dict[str, str] = {
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
 def command(
     ctx: click.Context,
-    /,
     trajectory: str,
     snapshot: str,
     mode: Mode | None,

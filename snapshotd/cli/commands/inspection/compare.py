@@ -67,7 +67,7 @@ def command(ctx: click.Context, refs: tuple[str, ...], markdown: bool, html: Pat
 
 
 def show_comparison(found: CompareInfo, *, as_json: bool) -> None:
-    """As text, or as JSON."""
+    """Print a comparison as text, or as JSON."""
     if as_json:
         print_json(_json(found))
     else:

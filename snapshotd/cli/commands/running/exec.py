@@ -141,7 +141,6 @@ class _Exec(CliCommand):
 )
 def command(
     ctx: click.Context,
-    /,
     words: tuple[str, ...],
     snapshot: str | None,
     if_head: str | None,
@@ -216,8 +215,9 @@ def command(
                 "a command in the background has no throw-away fork, no --if-head, no terminal and no snapshot to wait for yet; leave out "
                 "--detach, or --snapshot, --if-head, -t and --wait"
             )
-        own = {**options, "stdin": interactive, "service": service}
-        return _start_in_background(connect(ctx), trajectory, argv, own, as_json)
+        begun = connect(ctx).exec_in_background(trajectory, argv, **options, stdin=interactive, service=service)
+        print_answer(begun, begun.id, as_json=as_json)
+        return 0
     _give_input(ctx, options, "-" if interactive else from_file)
     if wait is not None:
         options["wait"] = wait
@@ -278,16 +278,8 @@ def _check_throw_away(wait: Wait | None, if_head: str | None, idle_timeout: floa
             refuse(f"a throw-away fork {what}; leave out {option}, or name a trajectory instead of --snapshot")
 
 
-def _start_in_background(
-    client: Snapshotd, trajectory: str, argv: list[str], options: dict[str, Any], as_json: bool
-) -> int:
-    begun = client.exec_in_background(trajectory, argv, **options)
-    print_answer(begun, begun.id, as_json=as_json)
-    return 0
-
-
 def _split(words: list[str], after: list[str] | None, in_fork: bool) -> tuple[str, list[str]]:
-    """The trajectory ("" for a fork) and the command line."""
+    """Return the trajectory ("" for a fork) and the command line."""
     trajectory = ""
     if not in_fork:
         if not words:

@@ -42,7 +42,6 @@ _EXAMPLES = [
 @click.argument("trajectory", shell_complete=complete_trajectory)
 def command(
     ctx: click.Context,
-    /,
     trajectory: str,
     retries: tuple[str, ...],
     skips: tuple[str, ...],

@@ -42,7 +42,7 @@ def command(ctx: click.Context, trajectories: tuple[str, ...], force: bool, ever
 
 
 def _ask_for_all(count: int) -> None:
-    """UsageError: there is no terminal to ask at. Declined: the answer is no."""
+    """Ask before all trajectories go. UsageError: there is no terminal to ask at. Declined: the answer is no."""
     what = f"{number_of(count, 'trajectory')} with all snapshots"
     if not is_terminal():
         refuse(f"--all would forget {what}, and there is no terminal to ask at; add --force to do it")

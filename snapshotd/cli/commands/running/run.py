@@ -80,7 +80,6 @@ _EXAMPLES = [
 )
 def command(
     ctx: click.Context,
-    /,
     program: tuple[str, ...],
     requirements: str | Path | None,
     user: str | None,

@@ -48,7 +48,6 @@ from snapshotd.terms import SHELL, short
 @click.argument("trajectory", required=False, shell_complete=complete_trajectory)
 def command(
     ctx: click.Context,
-    /,
     trajectory: str | None,
     snapshot: str | None,
     workspace: str | None,

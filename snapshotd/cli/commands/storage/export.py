@@ -164,14 +164,8 @@ def command(
                 moved=meter.show_bytes,
             )
             count, warnings = done.bytes, done.warnings
-    if github is not None:
-        github.outputs({"file": output, "bytes": count})
-        github.warn(warnings)
-    if as_json:
-        print_json({"file": output, "bytes": count, "warnings": list(warnings)})
-        return 0
-    note_warnings(warnings)
-    if output != "-":
+    _report({"file": output, "bytes": count}, warnings, github, as_json)
+    if output != "-" and not as_json:
         click.echo(f"{size(count)} in {click.format_filename(output)}", err=True)
     return 0
 
@@ -235,12 +229,21 @@ def _to_cache(
             snapshot, cache, key, whole=whole, since=since, encrypt=encrypt, progress=meter.line, moved=meter.show_bytes
         )
     count, warnings = (0, ()) if done is None else (done.bytes, done.warnings)
+    _report({"key": key, "saved": done is not None, "bytes": count}, warnings, github, as_json)
+    if not as_json:
+        note(
+            f"the key {key} has an entry, which stays as it is"
+            if done is None
+            else f"{size(count)} under the key {key}"
+        )
+    return 0
+
+
+def _report(values: dict[str, object], warnings: tuple[str, ...], github: GitHub | None, as_json: bool) -> None:
     if github is not None:
-        github.outputs({"key": key, "saved": done is not None, "bytes": count})
+        github.outputs(values)
         github.warn(warnings)
     if as_json:
-        print_json({"key": key, "saved": done is not None, "bytes": count, "warnings": list(warnings)})
-        return 0
-    note_warnings(warnings)
-    note(f"the key {key} has an entry, which stays as it is" if done is None else f"{size(count)} under the key {key}")
-    return 0
+        print_json({**values, "warnings": warnings})
+    else:
+        note_warnings(warnings)
