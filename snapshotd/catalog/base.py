@@ -17,21 +17,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from snapshotd.catalog.parts import (
-    ApprovalTable,
-    CallFacts,
-    Compensations,
-    ExperimentTable,
-    Figures,
-    ImageTable,
-    KeyValues,
-    NumberedSnapshot,
-    OtherCatalogs,
-    OtherRows,
-    RequestTable,
-    SnapshotRow,
-    TrajectoryTotals,
-)
+from snapshotd.catalog.parts import CallFacts, NumberedSnapshot, OtherCatalogs, SnapshotRow, TrajectoryTotals
+from snapshotd.catalog.tables.approvals import ApprovalTable, Compensations
+from snapshotd.catalog.tables.experiments import ExperimentTable
+from snapshotd.catalog.tables.figures import Figures
+from snapshotd.catalog.tables.images import ImageTable
+from snapshotd.catalog.tables.others import OtherRows
+from snapshotd.catalog.tables.requests import RequestTable
+from snapshotd.catalog.tables.values import KeyValues
 from snapshotd.catalog.tenancy import as_tenant, own_tenant, present_tenant
 from snapshotd.types import (
     BlobID,
@@ -328,7 +321,7 @@ class Catalog(ABC):
         """The entries of the trajectory's present line that no snapshot binds: open ones, and the ones that ended since
         the head. NotFound."""
 
-    # -- parts ---------------------------------------------------------------------------------------------------------
+    # -- parts, for whose methods the module's text holds, too ----------------------------------------------------------
     images: ImageTable
     requests: RequestTable
     approvals: ApprovalTable

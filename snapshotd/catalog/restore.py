@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from snapshotd.catalog import rows
-from snapshotd.catalog.base import SnapshotRow
 from snapshotd.catalog.commits import set_began
 from snapshotd.catalog.database import CatalogDatabase, Row
 from snapshotd.catalog.entries import restore_entries
 from snapshotd.catalog.inserts import add_image, add_messages, add_snapshot, add_stack, add_trajectory
 from snapshotd.catalog.lines import Position, add_line, position_of, save_state
 from snapshotd.catalog.lookup import find_tag, snapshot_numbers, trajectory_number
+from snapshotd.catalog.parts import SnapshotRow
 from snapshotd.catalog.tables.approvals import replace_approvals, replace_compensations
 from snapshotd.errors import Conflict, InternalError
 from snapshotd.terms import number_of

@@ -19,13 +19,13 @@ from snapshotd.catalog.lookup import check_name, find_own_tag, no_such, searchab
 from snapshotd.catalog.removal import check_removable, forget_removed, remove_trajectory, removed_trajectories
 from snapshotd.catalog.restore import restore_rows
 from snapshotd.catalog.snapshots import all_snapshots, count_snapshots, forget_outputs, get_snapshots, newest_snapshots
-from snapshotd.catalog.tables.approvals import SqlApprovals, SqlCompensations
-from snapshotd.catalog.tables.experiments import SqlExperiments
-from snapshotd.catalog.tables.figures import SqlFigures
-from snapshotd.catalog.tables.images import SqlImages
-from snapshotd.catalog.tables.others import SqlOtherRows
-from snapshotd.catalog.tables.requests import SqlRequests, add_request
-from snapshotd.catalog.tables.values import SqlValues
+from snapshotd.catalog.tables.approvals import ApprovalTable, Compensations
+from snapshotd.catalog.tables.experiments import ExperimentTable
+from snapshotd.catalog.tables.figures import Figures
+from snapshotd.catalog.tables.images import ImageTable
+from snapshotd.catalog.tables.others import OtherRows
+from snapshotd.catalog.tables.requests import RequestTable, add_request
+from snapshotd.catalog.tables.values import KeyValues
 from snapshotd.catalog.tenancy import trajectories_of
 from snapshotd.types import (
     BlobID,
@@ -54,14 +54,14 @@ class SqlCatalog(Catalog):
         """`database` has the catalog's tables, and is closed with the catalog."""
         super().__init__()
         self._db = database
-        self.images = SqlImages(self._db)
-        self.requests = SqlRequests(self._db)
-        self.approvals = SqlApprovals(self._db)
-        self.compensations = SqlCompensations(self._db)
-        self.values = SqlValues(self._db)
-        self.experiments = SqlExperiments(self._db)
-        self.figures: SqlFigures = SqlFigures(self._db)
-        self.others: SqlOtherRows = SqlOtherRows(self._db, self.figures, lambda one: self._listener(one))
+        self.images = ImageTable(self._db)
+        self.requests = RequestTable(self._db)
+        self.approvals = ApprovalTable(self._db)
+        self.compensations = Compensations(self._db)
+        self.values = KeyValues(self._db)
+        self.experiments = ExperimentTable(self._db)
+        self.figures = Figures(self._db)
+        self.others = OtherRows(self._db, self.figures, lambda one: self._listener(one))
 
     def close(self) -> None:
         self._db.close()
@@ -304,8 +304,6 @@ class SqlCatalog(Catalog):
     def unbound(self, trajectory_id: TrajectoryID) -> list[JournalEntry]:
         with self._db.lock:
             return entries.unbound(self._db, writer(self._db, trajectory_id, None).line)
-
-    # -- parts ---------------------------------------------------------------------------------------------------------
 
     # -- references by people ------------------------------------------------------------------------------------------
 

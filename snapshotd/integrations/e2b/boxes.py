@@ -22,10 +22,12 @@ from snapshotd.api.trajectories import TrajectoryInfo
 from snapshotd.client import AsyncSnapshotd
 from snapshotd.client.exchange import keyed
 from snapshotd.errors import Conflict, NotFound, SnapshotdError
-from snapshotd.integrations.e2b.failures import WireError, gone, not_found
+from snapshotd.integrations.e2b.failures import WireError, failure_of, gone, not_found
 from snapshotd.integrations.e2b.records import Box, Records
 
 _AGAIN_S = 5.0
+_MAY_BE_GONE = ("not_found", "unauthenticated", "gone")
+"""Codes of a failure within a sandbox that a removed one has, too: no such file or process, no such user, no such port."""
 _log = logging.getLogger(__name__)
 
 Leaver = Callable[[str], Awaitable[object]]
@@ -67,18 +69,31 @@ class Boxes:
         return box
 
     async def ensure_running(self, sandbox: str) -> Box:
-        """A sandbox for a request within it, which resumes it. WireError: there is none that runs."""
+        """Resume a sandbox that is paused, for a request within it. WireError: there is none that runs. A sandbox that a
+        person has removed is found out by the request itself (`failure`)."""
         box = await self.find_reachable(sandbox)
-        if await self._was_removed(box):
-            raise gone(sandbox)
         if box.paused:
             box, _ = await self.resume(box.owner, sandbox, None)
         if box.paused:
             raise gone(sandbox)
         return box
 
+    async def check_there(self, box: Box) -> None:
+        """WireError: a person has removed the sandbox. For requests within it that ask the daemon nothing else."""
+        if await self._was_removed(box):
+            raise gone(box.id)
+
+    async def failure(self, box: Box, error: SnapshotdError | WireError) -> WireError:
+        """The failure of a request within a sandbox: the sandbox is gone, where that is why something in it was not found."""
+        failure = error if isinstance(error, WireError) else failure_of(error)
+        if failure.code in _MAY_BE_GONE:
+            with contextlib.suppress(SnapshotdError):  # the daemon does not say: the failure stands
+                if await self._was_removed(box):
+                    return gone(box.id)
+        return failure
+
     async def _was_removed(self, box: Box) -> bool:
-        """True if a person has removed its trajectory. Then the server forgets it."""
+        """True if a person has removed the sandbox's trajectory. Then the server forgets the sandbox."""
         try:
             await self._client.trajectory(box.id)
             return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Sequence
-from typing import Literal
 
 from snapshotd.errors import Conflict, NotFound, UsageError
 from snapshotd.integrations.langgraph.checkpoints import Body, Checkpoints, unpack_value
@@ -18,8 +17,6 @@ from snapshotd.integrations.langgraph.values import json_array
 _DELTAS = "counters_since_delta_snapshot"
 """The metadata that names a checkpoint's channels of that kind (`CheckpointMetadata` in langgraph.checkpoint.base)."""
 _LATER = "SELECT pk, metadata FROM checkpoint WHERE space = ? AND shown"
-
-Strategy = Literal["keep_latest", "delete"]
 
 
 class Removal:
