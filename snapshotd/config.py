@@ -366,7 +366,7 @@ class Config:
     """Names of the settings that the environment gave."""
 
     def without_secrets(self) -> dict[str, Any]:
-        """Variable to value, without passwords and the token, which is no setting of the daemon's."""
+        """Variable to value of each setting, for people: without passwords, and without the token, which only clients have."""
         values = {item.metadata["variable"]: getattr(self, item.name) for item in settings() if item.name != "token"}
         return {name: _PASSWORD.sub("", v) if isinstance(v, str) else v for name, v in values.items()}
 
@@ -437,5 +437,5 @@ def config_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def read_variables(names: Collection[str]) -> dict[str, str]:
-    """The variables among `names` that are set, for a program that this process starts."""
+    """Read the environment variables among `names` that are set."""
     return {name: os.environ[name] for name in names if name in os.environ}

@@ -64,7 +64,7 @@ class SnapshotdError(Exception):
 
 
 def _make_again(kind: type[SnapshotdError], args: tuple[Any, ...], members: dict[str, Any]) -> SnapshotdError:
-    """An error that was pickled or copied."""
+    """Make an error again that was pickled or copied."""
     error = kind.__new__(kind)
     error.args = args
     vars(error).update(members)

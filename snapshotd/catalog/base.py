@@ -254,13 +254,13 @@ class Catalog(ABC):
 
     @abstractmethod
     def set_record(self, snapshot_id: SnapshotID, record: RecordID) -> None:
-        """Another record takes the place of one that is damaged. Not an error when the snapshot is gone."""
+        """Replace a snapshot's record, which is damaged, by another one. Not an error when the snapshot is gone."""
 
     @abstractmethod
     def forget_outputs(self, blobs: Mapping[BlobID, int | None], *, spooled: bool = False) -> None:
-        """Outputs that are damaged for good, with their lengths (None: unknown). No call refers to them any more, and
-        each that did has them as `damaged`. Calls of captured snapshots stay as they are: they have their outputs in
-        the spool. `spooled`: it is those that are damaged there, and the others stay."""
+        """Give up outputs that are damaged for good; `blobs` has their lengths (None: unknown). Calls that refer to them
+        have them as `damaged` from now on. Calls of captured snapshots stay as they are, since their outputs are in the
+        spool. `spooled`: the outputs in the spool are damaged, so only calls of captured snapshots change."""
 
     @abstractmethod
     def own_messages(self, snapshot_id: SnapshotID) -> list[Message]:

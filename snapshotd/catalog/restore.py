@@ -75,7 +75,7 @@ def _holder_of(db: CatalogDatabase, name: str) -> list[Row]:
 
 
 def _go_on(db: CatalogDatabase, trajectory: Trajectory) -> None:
-    """Bring a trajectory that is here up to what is told of it. Its head never goes back."""
+    """Update a trajectory that is here by a newer record of it. Its head never goes back."""
     own = trajectory_number(db, trajectory.id)
     db.write(
         "UPDATE trajectories SET status = ?, exit_code = ?, network = ?, env = ? WHERE pk = ?",

@@ -188,7 +188,7 @@ def _decode_agent(text: str | None) -> AgentSpec | None:
 
 @contextmanager
 def intact(kind: str, row: Row) -> Iterator[None]:
-    """Inside the block, a decoding error is damage of the row's object, whose id `row` begins with."""
+    """Turn a decoding error inside the block into DataLoss of the object whose id is the first value of `row`."""
     try:
         yield
     except (

@@ -15,7 +15,15 @@ from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.catalog.commits import begin_trajectory, commit, set_began, writer
 from snapshotd.catalog.database import CatalogDatabase, Row, Value
 from snapshotd.catalog.inserts import WARNINGS, add_tag, set_sentences
-from snapshotd.catalog.lookup import check_name, find_own_tag, no_such, searchable, snapshot_numbers, trajectory_number
+from snapshotd.catalog.lookup import (
+    check_name,
+    find_own_tag,
+    no_such,
+    read_row,
+    searchable,
+    snapshot_numbers,
+    trajectory_number,
+)
 from snapshotd.catalog.removal import check_removable, forget_removed, remove_trajectory, removed_trajectories
 from snapshotd.catalog.restore import restore_rows
 from snapshotd.catalog.snapshots import all_snapshots, count_snapshots, forget_outputs, get_snapshots, newest_snapshots
@@ -107,9 +115,8 @@ class SqlCatalog(Catalog):
             self._listener(trajectory.id)
 
     def get_trajectory(self, trajectory_id: TrajectoryID) -> Trajectory:
-        for found in self._trajectories("WHERE t.id = ?", (trajectory_id,)):
-            return found
-        raise no_such("trajectory", trajectory_id)
+        select = rows.TRAJECTORY_SELECT + "WHERE t.id = ?"
+        return rows.decode_trajectory(read_row(self._db, "trajectory", trajectory_id, select))
 
     def trajectories(self, status: TrajectoryStatus | None = None) -> list[Trajectory]:
         if status is None:
@@ -194,10 +201,8 @@ class SqlCatalog(Catalog):
             add_request(self._db, request, [snapshot.id])
 
     def get_snapshot(self, snapshot_id: SnapshotID) -> Snapshot:
-        row = self._db.read_one(rows.SNAPSHOT_SELECT + "WHERE s.id = ?", (snapshot_id,))
-        if row is None:
-            raise no_such("snapshot", snapshot_id)
-        return rows.SnapshotDecoder()(row)
+        select = rows.SNAPSHOT_SELECT + "WHERE s.id = ?"
+        return rows.SnapshotDecoder()(read_row(self._db, "snapshot", snapshot_id, select))
 
     def get_snapshots(self, snapshot_ids: Iterable[SnapshotID]) -> dict[SnapshotID, Snapshot]:
         return get_snapshots(self._db, snapshot_ids)
@@ -248,10 +253,8 @@ class SqlCatalog(Catalog):
             )
 
     def record(self, snapshot_id: SnapshotID) -> RecordID | None:
-        row = self._db.read_one("SELECT record FROM snapshots WHERE id = ?", (snapshot_id,))
-        if row is None:
-            raise no_such("snapshot", snapshot_id)
-        return None if row[0] is None else RecordID(row[0])
+        found = read_row(self._db, "snapshot", snapshot_id, "SELECT record FROM snapshots WHERE id = ?")[0]
+        return None if found is None else RecordID(found)
 
     def set_record(self, snapshot_id: SnapshotID, record: RecordID) -> None:
         with self._db.transaction():

@@ -82,7 +82,7 @@ class ScriptedProvider:
             return list(self._requests)
 
     def release(self, gate: str) -> None:
-        """Let go what is held at this gate, now and later."""
+        """Open a gate: replies that it holds go out, and later ones are not held."""
         self._gate(gate).set()
 
     def reset(self) -> None:

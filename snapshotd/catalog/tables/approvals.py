@@ -156,7 +156,7 @@ class Compensations:
     def end(
         self, entry_id: CallID, status: CallStatus, *, at_ns: int, exit_code: int | None, error: str | None
     ) -> None:
-        """NotFound: none is open."""
+        """Record how the open compensation of a call ended. NotFound: none is open."""
         with self._db.transaction():
             if not self._db.write(
                 "UPDATE compensations SET status = ?, ended_at_ns = ?, exit_code = ?, error = ? WHERE entry = ? AND status IS NULL",
@@ -165,7 +165,7 @@ class Compensations:
                 raise _none_open(entry_id)
 
     def forget(self, entry_id: CallID) -> None:
-        """The open one has done nothing, so another may begin. NotFound: none is open."""
+        """Forget the open compensation of a call: it has done nothing, so another may begin. NotFound: none is open."""
         with self._db.transaction():
             if not self._db.write(
                 "DELETE FROM compensations WHERE entry = ? AND status IS NULL", (rows.encode_text(entry_id),)
@@ -197,7 +197,8 @@ def _decode_compensation(row: Row) -> Compensation:
 
 
 def replace_approvals(db: CatalogDatabase, approvals: Sequence[Approval]) -> None:
-    """Have approvals as they are given, inside a transaction of the caller, except of snapshots that are not here."""
+    """Replace approvals by the given ones, inside a transaction of the caller. Those of snapshots that are not here are left
+    out."""
     for one in approvals:
         if db.read("SELECT 1 FROM snapshots WHERE id = ?", (one.snapshot,)):
             db.write("DELETE FROM approvals WHERE id = ?", (one.id,))
@@ -205,7 +206,7 @@ def replace_approvals(db: CatalogDatabase, approvals: Sequence[Approval]) -> Non
 
 
 def replace_compensations(db: CatalogDatabase, compensations: Sequence[Compensation]) -> None:
-    """Have compensations as they are given, inside a transaction of the caller."""
+    """Replace compensations by the given ones, inside a transaction of the caller."""
     for one in compensations:
         db.write("DELETE FROM compensations WHERE entry = ?", (one.entry,))
         _add_compensation(db, one)

@@ -67,7 +67,7 @@ class ExperimentTable:
             add_request(self._db, request, [one.name])
 
     def list(self) -> builtins.list[Experiment]:
-        """All that the present tenant sees, in the order of their names."""
+        """The experiments that the present tenant sees, in the order of their names."""
         condition, values = _own_condition()
         return [_decode(row) for row in self._db.read(f"{_SELECT} WHERE {condition} ORDER BY name", values)]
 
@@ -144,7 +144,7 @@ def _no(name: str) -> NotFound:
 
 
 def _own_condition() -> tuple[str, tuple[Value, ...]]:
-    """A condition on a row: the present tenant sees the snapshot that it began from."""
+    """SQL that is true for an experiment whose snapshot the present tenant sees, and its values."""
     condition, values = own_condition()
     if not values:
         return condition, values

@@ -81,9 +81,9 @@ def bytes_of(message: Json, name: str) -> bytes | None:
         raise WireError("invalid_argument", f"`{name}` is no base64: {exc}") from exc
 
 
-def text(message: Json, name: str, default: str = "") -> str:
-    """A field of text. WireError: it is none."""
-    found = message.get(name, default)
+def text(message: Json, name: str) -> str:
+    """A field of text; empty if it is not there. WireError: it is no text."""
+    found = message.get(name, "")
     if not isinstance(found, str) or "\0" in found:
         raise WireError("invalid_argument", f"`{name}` has to be a text without NUL")
     return found
@@ -198,6 +198,6 @@ def _frame(flags: int, message: Json) -> Json:
 
 
 async def _wait_for_leave(receive: Receive) -> None:
-    """Returns when the client has gone away. The body has been read."""
+    """Wait until the client has gone away. The request's body has to be read by then."""
     while (await receive())["type"] != "http.disconnect":
         pass

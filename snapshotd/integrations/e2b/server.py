@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -49,7 +48,6 @@ READY_S = 120.0
 """So long the start command of a template may take until its ready command passes."""
 _HOST = re.compile(r"([0-9]{1,5})-([0-9a-z]{8,40})\.(.+)", re.IGNORECASE)
 _READY = 'n=0; until (eval "$1"); do n=$((n + 1)); [ "$n" -lt 400 ] || exit 1; sleep 0.3; done'
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

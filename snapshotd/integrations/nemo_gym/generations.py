@@ -34,7 +34,8 @@ class Generations:
         return Generation(execution, 1)
 
     async def draw(self, last: Generation) -> Generation:
-        """The one behind `last`; whoever has `last` is fenced from now on. StaleHandleError: another restore was first."""
+        """Draw the generation behind `last`. Handles of `last` are stale from now on. StaleHandleError: another restore was
+        first."""
         drawn = Generation(last.execution, last.number + 1)
         found = await self._find(last.execution)
         if found is None or found[0] != last.number:

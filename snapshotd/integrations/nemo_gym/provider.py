@@ -55,7 +55,7 @@ class GymProvider:
     # -- NeMo Gym's protocol -------------------------------------------------------------------------------------------
 
     async def create(self, spec: SandboxSpec) -> SandboxHandle:
-        """A running sandbox; with the option `snapshot` a fork of it. SandboxCreateError. ValueError: an unknown option."""
+        """Start a sandbox, or with the option `snapshot` a fork of that one. SandboxCreateError. ValueError: an unknown option."""
         if unknown := set(spec.provider_options) - _OPTIONS:
             raise ValueError(f"Unknown provider option(s): {', '.join(sorted(unknown))}")
         if (spec.resources.gpu or 0) > 0 or spec.entrypoint:
@@ -183,7 +183,7 @@ class GymProvider:
         return await self.serialize_handle(handle)
 
     async def clone(self, descriptor: Mapping[str, Any]) -> SandboxHandle:
-        """A rollout of its own that begins with these files. As often as you like. SandboxCreateError."""
+        """Start a new rollout with the files of a descriptor, which may be cloned any number of times. SandboxCreateError."""
         async with _creating():
             return await self._begin(await self._fork(descriptor["snapshot"], None), dict(descriptor["env"]))
 

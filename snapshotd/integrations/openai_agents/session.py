@@ -108,7 +108,7 @@ class SnapshotdSandboxSession(BaseSandboxSession):
         self._note(done.snapshot.id)
 
     async def _go_to(self, snapshot: str) -> None:
-        """In a fork, so that whoever else uses the present sandbox keeps it."""
+        """Go on in a fork of a snapshot: another user of the present sandbox keeps its files."""
         if snapshot == self.state.snapshot.id:
             return
         try:

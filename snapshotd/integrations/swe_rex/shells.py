@@ -47,7 +47,7 @@ class Dialogue:
     """A program in a terminal, to which lines are typed until it ends. Errors: those of the daemon."""
 
     def __init__(self, client: AsyncSnapshotd, sandbox: str, words: list[str], user: str | None) -> None:
-        """It begins at once."""
+        """Start the program at once."""
         self._keys, self._said, self._news = TypedKeys(), "", asyncio.Event()
         self._echo = ""
         self._task = asyncio.create_task(self._run(client, sandbox, words, user))

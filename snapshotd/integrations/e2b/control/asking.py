@@ -82,7 +82,7 @@ def tags(given: Json) -> list[str]:
 
 
 def refuse_memory(given: Json) -> None:
-    """Refuses a snapshot that has to have the memory of programs."""
+    """Unimplemented: the client asks for a snapshot with the memory of programs."""
     if given.get("memory") is True:
         raise unsupported(
             "snapshots of memory",
@@ -91,7 +91,7 @@ def refuse_memory(given: Json) -> None:
 
 
 def refuse_extras(given: Json) -> None:
-    """Refuses what a new sandbox cannot have."""
+    """Unimplemented: the client asks for a sandbox with something that this server does not have."""
     for name, what in (("mcp", "MCP gateway"), ("iam", "workload identities"), ("volumeMounts", "volumes")):
         if given.get(name):
             raise unsupported(what, f"leave `{name}` out")

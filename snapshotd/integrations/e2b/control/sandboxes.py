@@ -239,7 +239,7 @@ class SandboxRoutes:
         return JSONResponse([{"snapshotID": kept.id, "names": kept.names} for kept in page], headers=headers)
 
     async def remove_snapshot(self, kept: KeptSnapshot) -> None:
-        """It cannot be named any more; sandboxes made of it stay."""
+        """Remove a snapshot's names and tags. Sandboxes that were made of it stay."""
         tags = (await self.client.snapshot(kept.id)).tags
         for tag in {kept.tag, *map(_own_tag, kept.names)} & set(tags):
             await self.client.untag(tag)
@@ -268,7 +268,7 @@ class SandboxRoutes:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def _maker_json(self, box: Box) -> Json:
-        """A sandbox as its maker gets it."""
+        """A sandbox, in the form that its maker gets."""
         told = {
             "sandboxID": box.id,
             "templateID": box.template,
@@ -282,7 +282,7 @@ class SandboxRoutes:
         return told if box.is_public else {**told, "trafficAccessToken": self.keys.token(box.id, "traffic")}
 
     async def _list_json(self, box: Box) -> Json | None:
-        """None: a person has removed it."""
+        """A sandbox, in the form of lists; None: a person has removed it."""
         try:
             limits = (await self.client.trajectory(box.id)).limits
         except NotFound:

@@ -61,7 +61,7 @@ class Bindings:
         return None if row is None else _decode(row)
 
     def latest(self, thread: str, ns: str) -> Bound | None:
-        """The one of a thread with the greatest id."""
+        """The checkpoint of a thread with the greatest id, among those that are bound to files."""
         row = self._db.read_one(
             f"{_SELECT} WHERE t.name = ? AND s.ns = ? AND c.shown AND c.snapshot IS NOT NULL ORDER BY c.id DESC LIMIT 1",
             (thread, ns),
@@ -100,7 +100,7 @@ class Bindings:
         return None if row is None else str(row[0])
 
     def settle(self, trajectory: str, snapshot: str) -> str:
-        """Set `home`, if it is not set; returns it."""
+        """Set `home` if it is not set, and return it."""
         with self._db.transaction():
             self._db.write("INSERT INTO home VALUES (?, ?) ON CONFLICT DO NOTHING", (trajectory, snapshot))
         return self.home(trajectory) or snapshot
@@ -140,7 +140,7 @@ class Bindings:
         return None if row is None else str(row[0])
 
     def begin(self, bound: Bound, name: str, trajectory: str, before: str) -> int:
-        """A call is about to be made, from this snapshot on."""
+        """Note that a call is about to be made, from the snapshot `before` on."""
         with self._db.transaction():
             return self._db.insert(
                 "INSERT INTO call (checkpoint, name, trajectory, before) VALUES (?, ?, ?, ?)",
@@ -148,7 +148,7 @@ class Bindings:
             )
 
     def end(self, pk: int, after: str | None) -> None:
-        """It has been made, and this is its snapshot; None: it was not made."""
+        """Note the snapshot of a call that was made; None: forget the call, which was not made."""
         with self._db.transaction():
             if after is None:
                 self._db.write("DELETE FROM call WHERE pk = ?", (pk,))
