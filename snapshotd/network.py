@@ -53,7 +53,7 @@ class HostRule:
 
     @classmethod
     def parse(cls, text: str) -> HostRule:
-        """From its text; its own text is the canonical one. UsageError."""
+        """The rule that a text means; `text` of it is the canonical form. UsageError."""
         found = _RULE.fullmatch(text.strip().lower())
         port = None if found is None or found[3] is None else int(found[3])
         if found is None or not found[2] or port == 0 or (port or 0) > 65535:

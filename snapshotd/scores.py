@@ -91,7 +91,7 @@ class Scores:
         return 1 - math.comb(len(self.runs) - self.passed, k) / math.comb(len(self.runs), k)
 
     def statistics(self) -> dict[str, Any]:
-        """As JSON: `pass_at` for one run and for all."""
+        """The statistics as JSON; `pass_at` for one run and for all."""
         return {
             "rank": self.rank,
             "score": self.mean,

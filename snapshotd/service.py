@@ -54,7 +54,7 @@ class DeclaredService:
     restarts: int = 0
 
     def with_texts(self, change: Callable[[str], str]) -> DeclaredService:
-        """The same with its command, environment and check changed."""
+        """A copy whose command, environment and check have gone through `change`."""
         return replace(
             self,
             argv=tuple(map(change, self.argv)),

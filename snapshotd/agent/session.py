@@ -97,7 +97,7 @@ class Session:
         return False
 
     def leave(self) -> None:
-        """From now on this process is outside, without a warning: its work is part of a call that is recorded
+        """Count this process as outside from now on, without a warning: its work is part of a call that is recorded
         elsewhere."""
         self.was_inside, self._outside = False, True
 

@@ -48,18 +48,12 @@ from snapshotd.types import (
 )
 
 __all__ = [
-    "ApprovalTable",
     "CallFacts",
     "Catalog",
-    "Compensations",
     "ExperimentTable",
-    "Figures",
-    "ImageTable",
     "KeyValues",
     "NumberedSnapshot",
     "OtherCatalogs",
-    "OtherRows",
-    "RequestTable",
     "SnapshotRow",
     "TrajectoryTotals",
     "as_tenant",
@@ -117,7 +111,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def get_trajectory(self, trajectory_id: TrajectoryID) -> Trajectory:
-        """By exact id. NotFound."""
+        """The trajectory of this id. NotFound."""
 
     @abstractmethod
     def trajectories(self, status: TrajectoryStatus | None = None) -> list[Trajectory]:
@@ -203,7 +197,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def get_snapshot(self, snapshot_id: SnapshotID) -> Snapshot:
-        """By exact id, tags included. NotFound."""
+        """The snapshot of this id, with its tags. NotFound."""
 
     @abstractmethod
     def get_snapshots(self, snapshot_ids: Iterable[SnapshotID]) -> dict[SnapshotID, Snapshot]:
@@ -296,11 +290,11 @@ class Catalog(ABC):
 
     @abstractmethod
     def entry(self, entry_id: CallID) -> JournalEntry:
-        """By exact id. NotFound."""
+        """The journal entry of this id. NotFound."""
 
     @abstractmethod
     def find_entry(self, ref: str) -> tuple[TrajectoryID, JournalEntry]:
-        """By unique id prefix (>= 4 characters). NotFound, Ambiguous."""
+        """The journal entry of this id or unique prefix (>= 4 characters). NotFound, Ambiguous."""
 
     @abstractmethod
     def own_entries(self, snapshot_id: SnapshotID) -> list[JournalEntry]:
@@ -339,7 +333,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def resolve_trajectory(self, ref: str) -> Trajectory:
-        """By name, unique id prefix, or the tag or unique id prefix of one of its snapshots. Errors as
+        """The trajectory that a ref means: its name, unique id prefix, or the tag or unique id prefix of one of its snapshots. Errors as
         `resolve_snapshot`."""
 
     @abstractmethod

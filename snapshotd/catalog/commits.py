@@ -76,7 +76,7 @@ def set_began(db: CatalogDatabase, trajectory: int, began: SnapshotID | None) ->
 
 
 def writer(db: CatalogDatabase, trajectory_id: TrajectoryID, fence: int | None) -> LineWriter:
-    """NotFound; Conflict: another writer has a later fence."""
+    """The place of a trajectory's writer. NotFound; Conflict: another writer has a later fence."""
     trajectory, present, head, line = read_row(db, "trajectory", trajectory_id, _WRITER_SELECT)
     if fence is not None and fence < present:
         raise Conflict(

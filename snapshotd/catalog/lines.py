@@ -37,7 +37,7 @@ class Position(NamedTuple):
 
 
 def position_of(db: CatalogDatabase, snapshot_id: SnapshotID) -> Position:
-    """NotFound."""
+    """The place of a snapshot. NotFound."""
     select = "SELECT pk, line, messages, agent_state FROM snapshots WHERE id = ?"
     return Position(*read_row(db, "snapshot", snapshot_id, select))
 

@@ -63,7 +63,7 @@ def find_owner(db: CatalogDatabase, name: str) -> Row | None:
 
 
 def find_own_tag(db: CatalogDatabase, name: str) -> Row | None:
-    """The same as `find_tag`, if the present tenant may know of it."""
+    """As `find_tag`, if the present tenant may know of it."""
     found = find_tag(db, name)
     return found if found is not None and is_own(db, found[1]) else None
 
@@ -126,7 +126,7 @@ def _choose_only(wanted: str, ref: str, found: list[Row]) -> Row:
 
 
 def check_name(name: str) -> None:
-    """UsageError: a name in the form of an id could be taken for that id."""
+    """UsageError: the name has the form of an id, and could be taken for that id."""
     if ID_FORM.fullmatch(name.partition("@")[0]):
         raise UsageError(f"{name} could be taken for an id, which begins like that: choose a name with another letter")
 

@@ -55,7 +55,7 @@ class ApprovalTable:
         self._db = db
 
     def add(self, approval: Approval) -> None:
-        """Conflict: the id exists. NotFound: its trajectory or snapshot."""
+        """Record an approval. Conflict: the id exists. NotFound: its trajectory or snapshot."""
         with self._db.transaction():
             if self._db.read("SELECT 1 FROM approvals WHERE id = ?", (approval.id,)):
                 raise Conflict(f"approval {approval.id} is in the catalog already: every question has an id of its own")
@@ -69,7 +69,7 @@ class ApprovalTable:
         return [_decode(row) for row in self._db.read(f"{_APPROVAL_SELECT} {where} ORDER BY a.pk", values)]
 
     def find(self, ref: str) -> Approval:
-        """By unique id prefix (>= 4 characters), of a trajectory that the present tenant sees. NotFound, Ambiguous."""
+        """The approval of this unique id prefix (>= 4 characters), of a trajectory that the present tenant sees. NotFound, Ambiguous."""
         found: builtins.list[Row] = []
         if ref and searchable(ref):
             condition, values = own_condition()
@@ -122,7 +122,7 @@ class ApprovalTable:
             return self._get(approval_id)
 
     def move(self, approval_id: ApprovalID, entry_id: CallID) -> None:
-        """The same question is asked again by a resumed program, under another call."""
+        """Bind an approval to another call, under which a resumed program asks the same question again."""
         with self._db.transaction():
             self._get(approval_id)
             self._db.write("UPDATE approvals SET entry = ? WHERE id = ?", (entry_id, approval_id))
@@ -144,7 +144,7 @@ class Compensations:
         self._db = db
 
     def begin(self, compensation: Compensation) -> None:
-        """Conflict: the call has one already, with any outcome."""
+        """Record that a compensation begins. Conflict: the call has one already, with any outcome."""
         db, one = self._db, compensation
         with db.transaction():
             if db.read("SELECT 1 FROM compensations WHERE entry = ?", (one.entry,)):
@@ -197,8 +197,8 @@ def _decode_compensation(row: Row) -> Compensation:
 
 
 def replace_approvals(db: CatalogDatabase, approvals: Sequence[Approval]) -> None:
-    """Replace approvals by the given ones, inside a transaction of the caller. Those of snapshots that are not here are left
-    out."""
+    """Replace approvals by the given ones, inside a transaction of the caller. An approval of a snapshot that is not here is
+    left out."""
     for one in approvals:
         if db.read("SELECT 1 FROM snapshots WHERE id = ?", (one.snapshot,)):
             db.write("DELETE FROM approvals WHERE id = ?", (one.id,))
@@ -266,24 +266,8 @@ def _encode_edited(edited: tuple[Any] | None) -> str | None:
 
 def _decode(row: Row) -> Approval:
     with rows.intact("approval", row):
-        (
-            approval_id,
-            trajectory,
-            entry,
-            tool,
-            digest,
-            snapshot,
-            side_effect,
-            created,
-            question,
-            status,
-            expires,
-            decided,
-            by,
-            reason,
-            edited,
-            arguments,
-        ) = row
+        approval_id, trajectory, entry, tool, digest, snapshot, side_effect, created = row[:8]
+        question, status, expires, decided, by, reason, edited, arguments = row[8:]
         return Approval(
             approval_id,
             trajectory,

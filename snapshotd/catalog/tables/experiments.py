@@ -72,8 +72,8 @@ class ExperimentTable:
         return [_decode(row) for row in self._db.read(f"{_SELECT} WHERE {condition} ORDER BY name", values)]
 
     def get(self, name: str) -> Experiment:
-        """NotFound also where the present tenant does not see the snapshot that it began from. The other methods look at
-        no tenant."""
+        """The experiment of this name. NotFound, also where the present tenant does not see the snapshot that it began from. The other
+        methods look at no tenant."""
         condition, values = _own_condition()
         found = self._db.read_one(f"{_SELECT} WHERE name = ? AND {condition}", (name, *values))
         if found is None:
@@ -86,7 +86,7 @@ class ExperimentTable:
         return found
 
     def branches(self, name: str) -> builtins.list[ExperimentBranch]:
-        """In the order in which they begin."""
+        """The branches of an experiment, in the order in which they begin."""
         pk = self._number(name)
         return [_decode_branch(row) for row in self._db.read(_BRANCH_SELECT + "WHERE e.pk = ? ORDER BY b.pk", (pk,))]
 
@@ -122,7 +122,7 @@ class ExperimentTable:
         return None if found is None else (found[0], _decode_branch(found))
 
     def remove(self, name: str) -> None:
-        """Forget it with its branches' records."""
+        """Forget an experiment with its branches' records."""
         with self._db.transaction():
             pk = self._number(name)
             self._db.write("DELETE FROM experiment_branches WHERE experiment = ?", (pk,))

@@ -27,7 +27,7 @@ class ImageTable:
         return [rows.decode_image(row) for row in self._db.read(rows.IMAGE_SELECT + " ORDER BY i.pk DESC")]
 
     def find(self, ref: str) -> Image:
-        """By exact name, or unique id prefix (>= 4 characters). NotFound, Ambiguous."""
+        """The image of this name, or unique id prefix (>= 4 characters). NotFound, Ambiguous."""
         if not ref or not searchable(ref):
             raise no_such("image", ref)
         called = self._db.read_one(

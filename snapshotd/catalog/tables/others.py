@@ -33,7 +33,7 @@ class OtherRows:
         self._catalogs: OtherCatalogs | None = None
 
     def look_up_in(self, catalogs: OtherCatalogs) -> None:
-        """From now on, refs that mean nothing here are looked up there, too."""
+        """Look refs that mean nothing here up in these catalogs, too, from now on."""
         self._catalogs = catalogs
 
     def resolve(self, wanted: Literal["snapshot", "trajectory"], ref: str, get: Callable[[Row], _Found]) -> _Found:

@@ -62,7 +62,7 @@ class KeyValues:
             return self._add(number, latest, text, now_ns, expires_at_ns, request)
 
     def get(self, tenant: str, namespace: str, key: str, *, now_ns: int, version: int | None = None) -> StoredValue:
-        """NotFound."""
+        """The newest value of a key, or the one of `version`. NotFound."""
         with self._db.lock:
             row = self._db.read_one(_KEY_SELECT, _names(tenant, namespace, key))
             found = None if row is None else self._find_live(row[0], row[1] if version is None else version, now_ns)

@@ -79,7 +79,7 @@ class Boxes:
         return box
 
     async def check_there(self, box: Box) -> None:
-        """WireError: a person has removed the sandbox. For requests within it that ask the daemon nothing else."""
+        """WireError: a person has removed the sandbox. Requests within it that ask the daemon nothing else need this."""
         if await self._was_removed(box):
             raise gone(box.id)
 
@@ -105,7 +105,7 @@ class Boxes:
     # -- their life ----------------------------------------------------------------------------------------------------
 
     async def create(self, snapshot: str, variant: dict[str, Any], draft: Box, *, key: str | None = None) -> Box:
-        """A sandbox from a snapshot; `variant`: its network and limits. `draft`: what it is to be, without its id. `key`:
+        """Make a sandbox from a snapshot. `variant`: its network and limits. `draft`: what it is to be, without its id. `key`:
         under it, it is made once."""
         with keyed(f"e2b {draft.owner} {key}") if key is not None else contextlib.nullcontext():
             made = await self._client.fork(snapshot, variants={"sandbox": variant}, idle_timeout=0)

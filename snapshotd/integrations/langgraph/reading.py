@@ -25,7 +25,7 @@ class HeldCheckpoint(NamedTuple):
     writes: list[tuple[str, str, Held]]
 
     def tuple(self, serde: SerializerProtocol, templates: Templates) -> CheckpointTuple:
-        """As LangGraph has it. UsageError: a class cannot be read back."""
+        """The checkpoint in LangGraph's own form. UsageError: a class cannot be read back."""
         found = self.found
         checkpoint = cast(dict[str, Any], load(serde, *found.body.state))
         checkpoint["id"] = found.id

@@ -110,7 +110,8 @@ class Removal:
         )
 
     def _reduce(self, space: int, gone: set[int]) -> None:
-        """Remove the checkpoints in the rows `gone`. Those that the remaining ones need for delta channels are hidden."""
+        """Remove the checkpoints in the rows `gone`. A checkpoint that the remaining ones need for
+        delta channels is hidden."""
         parents: dict[int, int | None] = dict(
             self._db.read("SELECT pk, parent FROM checkpoint WHERE space = ?", (space,))
         )

@@ -75,7 +75,8 @@ class PersonsAnswers:
     async def _reply(
         self, context: Context, approval: ApprovalInfo, ask: Ask
     ) -> ElicitResult | InputRequiredResult | None:
-        """None: the client asks nobody, or has not understood the question, or somebody has decided elsewhere."""
+        """The client's reply to a question. None: the client asks nobody, or has not understood the question, or somebody has decided
+        elsewhere."""
         capabilities = context.client_capabilities
         if not self._elicits or capabilities is None or capabilities.elicitation is None:
             return None

@@ -166,7 +166,7 @@ class SnapshotdServer(MCPServer[Any]):
 
 
 def _is_offered(row: ToolRow, options: McpOptions) -> bool:
-    """With one trajectory nothing makes another one but a fork."""
+    """True if clients get a tool. With `only`, a fork alone makes another trajectory."""
     if options.read_only and row.operation.scope != operations.READ:
         return False
     return options.only is None or row.operation not in (operations.CREATE, operations.RUN_AGENT)

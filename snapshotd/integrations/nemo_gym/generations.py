@@ -48,7 +48,7 @@ class Generations:
         return drawn
 
     async def check(self, generation: Generation) -> None:
-        """StaleHandleError: a later one was drawn, or the rollout was retired."""
+        """StaleHandleError: a later generation was drawn, or the rollout was retired."""
         found = await self._find(generation.execution)
         if found is None or found[0] != generation.number:
             raise _stale(generation)

@@ -109,7 +109,7 @@ class GymProvider:
         return SandboxExecResult(done.stdout, done.stderr, done.exit_code)
 
     async def upload_file(self, handle: SandboxHandle, source_path: Path, target_path: str) -> None:
-        """RuntimeError: it cannot be written, or the daemon is not there; the target is then as it was."""
+        """Copy a file into the sandbox. RuntimeError: it cannot be written, or the daemon is not there; the target is then as it was."""
         one: GymSandbox = handle.raw
         content = Path(source_path).read_bytes()
         with _moving():
@@ -118,7 +118,8 @@ class GymProvider:
         one.snapshot = done.snapshot.id
 
     async def download_file(self, handle: SandboxHandle, source_path: str, target_path: Path) -> None:
-        """FileNotFoundError; RuntimeError: it cannot be read, or the daemon is not there. The target is then as it was."""
+        """Copy a file out of the sandbox. FileNotFoundError; RuntimeError: it cannot be read, or the daemon is not there. The target is
+        then as it was."""
         one: GymSandbox = handle.raw
         with _moving():
             await self._generations.check(one.generation)

@@ -245,7 +245,7 @@ class SnapshotdSandboxSession(BaseSandboxSession):
 
     @contextmanager
     def _failing_command(self, *words: str) -> Iterator[None]:
-        """Where the SDK's own way is a command that fails."""
+        """Turn an error inside the block into that of a failed command, as the SDK's own sessions run one here."""
         try:
             yield
         except SnapshotdError as exc:

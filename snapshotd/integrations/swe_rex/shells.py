@@ -54,7 +54,7 @@ class Dialogue:
 
     @property
     def result(self) -> ExecInfo | None:
-        """Its end; None: it runs."""
+        """The result of the program; None: it runs."""
         return self._task.result() if self._task.done() else None
 
     async def _run(self, client: AsyncSnapshotd, sandbox: str, words: list[str], user: str | None) -> ExecInfo:
@@ -99,7 +99,7 @@ class Dialogue:
                 await self._news.wait()
 
     async def end(self) -> None:
-        """End it with what it has started, and wait for that."""
+        """End the program with all that it has started, and wait for its end."""
         self._task.cancel()
         self._keys.end()
         await asyncio.gather(self._task, return_exceptions=True)

@@ -35,11 +35,11 @@ class StepArchives:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def has(self, owner: str, digest: str) -> bool:
-        """WireError: that is no digest."""
+        """True if the owner has uploaded the archive of this digest. WireError: the text is no digest."""
         return self._place(owner, digest).is_file()
 
     def find(self, owner: str, digest: str) -> Path:
-        """The archive for a step, which is one of those that are needed now. WireError: it is not there."""
+        """The archive for a step, which counts as needed now. WireError: it is not there."""
         path = self._place(owner, digest)
         try:
             os.utime(path)

@@ -38,7 +38,7 @@ def seconds(given: Json, name: str = "timeout", default: float | None = TIMEOUT_
 
 
 def texts(given: Json, name: str) -> dict[str, str]:
-    """Texts by their names."""
+    """A field of the body that is an object of texts; empty if it is not there."""
     found = given.get(name) or {}
     if not isinstance(found, dict) or not all(isinstance(one, str) and "\0" not in one for one in found.values()):
         raise WireError("invalid_argument", f"`{name}` has to be an object of texts")

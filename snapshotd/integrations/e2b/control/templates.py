@@ -89,7 +89,7 @@ class TemplateCatalog:
             await self._records.put(template)
 
     async def untag(self, template: BoxTemplate, tags: list[str]) -> None:
-        """WireError: it would have no tag left, or has not all of these."""
+        """Take tags from a template. WireError: it lacks one of them."""
         async with self._lock(template.id):
             if missing := [tag for tag in tags if tag not in template.builds]:
                 raise WireError("not_found", f"template {template.name!r} has no tag {missing[0]!r}")

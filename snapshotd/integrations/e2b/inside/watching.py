@@ -57,14 +57,14 @@ class DirectoryWatchers:
         return name
 
     def find(self, sandbox: str, name: str) -> DirectoryWatcher:
-        """WireError: there is none."""
+        """The watcher that a client has kept under this name. WireError: there is none."""
         found = self._kept.get(name)
         if found is None or found.sandbox != sandbox:
             raise WireError("not_found", f"watcher with id {name} not found")
         return found
 
     async def remove(self, sandbox: str, name: str) -> None:
-        """WireError: there is none."""
+        """End a watcher that a client has kept. WireError: there is none."""
         await self.find(sandbox, name).end()
         self._kept.pop(name, None)
 

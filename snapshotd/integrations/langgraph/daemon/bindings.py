@@ -51,7 +51,7 @@ class Bindings:
         self._db = database
 
     def find(self, thread: str, ns: str, checkpoint: str) -> Bound | None:
-        """None: there is no such checkpoint, or it is bound to no files."""
+        """A checkpoint and its files; None: there is no such checkpoint, or it is bound to no files."""
         row = self._db.read_one(
             f"{_SELECT} WHERE c.shown AND c.snapshot IS NOT NULL AND c.pk = (SELECT c2.pk FROM thread t2"
             " CROSS JOIN space s2 ON s2.thread = t2.pk AND s2.ns = ? CROSS JOIN checkpoint c2 ON c2.space = s2.pk AND c2.id = ?"
@@ -69,8 +69,8 @@ class Bindings:
         return None if row is None else _decode(row)
 
     def has_moved_on(self, bound: Bound, first: str, since: Sequence[str]) -> bool:
-        """True if another step of any thread went on through one of the snapshots `since`, which came one after the other
-        after `first`."""
+        """True if another step, of any thread, went on from one of the snapshots `since`. They follow `first`, one after the
+        other."""
         known = self._db.read(
             "SELECT after FROM call WHERE after IN (SELECT value FROM json_each(?))", (json.dumps(since),)
         )
@@ -86,7 +86,7 @@ class Bindings:
         return not all(bound.same_step(_decode(row)) for row in rows)
 
     def take(self, bound: Bound, trajectory: str) -> Bound:
-        """Give a checkpoint the sandbox that goes on from it, if it has none; returns it as it is then."""
+        """Let a sandbox go on from a checkpoint, unless it has one already. Returns the checkpoint as it is then."""
         with self._db.transaction():
             self._db.write(
                 "UPDATE checkpoint SET trajectory = ? WHERE pk = ? AND trajectory IS NULL", (trajectory, bound.pk)

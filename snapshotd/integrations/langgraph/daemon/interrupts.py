@@ -49,8 +49,8 @@ class Interrupts:
     def settle_writes(
         self, thread: str, trajectory: str, task: str, writes: Sequence[tuple[str, Any]], before: Sequence[PendingWrite]
     ) -> None:
-        """A task's writes have been stored. Answers among them (the graph itself was resumed with these) decide the
-        approvals of its interrupts, and its new interrupts are asked about. `before`: what was pending in the
+        """Settle the writes of a task that have just been stored: answers among them, with which the graph was resumed, decide
+        the approvals of its interrupts, and a person is asked about its new interrupts. `before`: what was pending in the
         checkpoint."""
         own = [(channel, value) for owner, channel, value in before if owner == task]
         known, new = _answers(own), _answers(writes)
