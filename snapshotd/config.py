@@ -56,16 +56,13 @@ def _some_seconds(text: str) -> float:
     return _seconds(text)
 
 
-def _starts_with(text: str) -> str:
-    if text not in ("starter", "runc"):
-        raise ValueError
-    return text
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError
+        return text
 
-
-def _mode(text: str) -> str:
-    if text not in ("pivot", "pivot-root", "rootless", "folder"):
-        raise ValueError
-    return text
+    return parse
 
 
 def _node(text: str) -> str:
@@ -340,7 +337,7 @@ class Config:
         "`starter`",
         "Starter of commands in sandboxes, and maker of sandboxes. `runc`: `runc exec` and `runc run`, with the same "
         "confinement, and slower.",
-        _starts_with,
+        _one_of("starter", "runc"),
         "`starter` or `runc`",
     )
     mode: str = _setting(
@@ -352,7 +349,7 @@ class Config:
         "kernels before 5.19 ([threat model](threat-model.md)). `rootless`: the daemon of an ordinary user. `folder`: sandboxes "
         "are plain folders, without isolation, also where a command does not say `--isolation none` ([folder "
         "mode](folder-mode.md)).",
-        _mode,
+        _one_of("pivot", "pivot-root", "rootless", "folder"),
         "`pivot`, `pivot-root`, `rootless` or `folder`",
     )
     docker_host: str = _text(
@@ -366,7 +363,7 @@ class Config:
     """Names of the settings that the environment gave."""
 
     def without_secrets(self) -> dict[str, Any]:
-        """Variable to value, without passwords and the token, which is no setting of the daemon's."""
+        """Variable to value of each setting, for people: without passwords, and without the token, which only clients have."""
         values = {item.metadata["variable"]: getattr(self, item.name) for item in settings() if item.name != "token"}
         return {name: _PASSWORD.sub("", v) if isinstance(v, str) else v for name, v in values.items()}
 
@@ -437,5 +434,5 @@ def config_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def read_variables(names: Collection[str]) -> dict[str, str]:
-    """The variables among `names` that are set, for a program that this process starts."""
+    """Read the environment variables among `names` that are set."""
     return {name: os.environ[name] for name in names if name in os.environ}

@@ -64,7 +64,7 @@ class SnapshotdError(Exception):
 
 
 def _make_again(kind: type[SnapshotdError], args: tuple[Any, ...], members: dict[str, Any]) -> SnapshotdError:
-    """An error that was pickled or copied."""
+    """Make an error again that was pickled or copied."""
     error = kind.__new__(kind)
     error.args = args
     vars(error).update(members)
@@ -162,31 +162,8 @@ class CommandNotFound(SnapshotdError):
     exit_code, http_status = 127, 422
 
 
-BY_CODE: dict[str, type[SnapshotdError]] = {
-    cls.__name__: cls
-    for cls in (
-        UsageError,
-        NotFound,
-        Ambiguous,
-        Conflict,
-        Unsupported,
-        NotPermitted,
-        DaemonUnavailable,
-        VersionMismatch,
-        LimitExceeded,
-        OutOfSpace,
-        Diverged,
-        Undecided,
-        Denied,
-        Unavailable,
-        DataLoss,
-        InternalError,
-        SandboxFailed,
-        CommandNotRunnable,
-        CommandNotFound,
-    )
-}
-"""Wire name to class."""
+BY_CODE: dict[str, type[SnapshotdError]] = {kind.__name__: kind for kind in SnapshotdError.__subclasses__()}
+"""Wire name to class, for every class of this module."""
 
 
 def error_of(answer: dict[str, Any]) -> SnapshotdError:

@@ -53,7 +53,7 @@ class HostRule:
 
     @classmethod
     def parse(cls, text: str) -> HostRule:
-        """From its text; its own text is the canonical one. UsageError."""
+        """The rule that a text means; `text` of it is the canonical form. UsageError."""
         found = _RULE.fullmatch(text.strip().lower())
         port = None if found is None or found[3] is None else int(found[3])
         if found is None or not found[2] or port == 0 or (port or 0) > 65535:
@@ -148,7 +148,7 @@ class HostRules:
 
     @cached_property
     def ports(self) -> frozenset[int]:
-        """All ports on which anything can be allowed; those of the web always, so that a refusal there has a reason."""
+        """The ports that the rules allow something on, and always those of the web, where a refusal tells its reason."""
         return WEB_PORTS | {rule.port for rule in self.all if rule.port is not None and not rule.denies}
 
     def allows_name(self, name: str, port: int | None = None) -> bool:
@@ -182,7 +182,7 @@ class HostRules:
         )
 
     def with_changes(self, allow: Iterable[str], deny: Iterable[str]) -> HostRules:
-        """The rules after hosts were allowed and denied. Denying takes a rule away; if others still allow its host,
+        """These rules with hosts allowed and denied. To deny a host takes its rule away; if other rules still allow it,
         a rule that denies it is added. `*` denies everything: no rule is left. UsageError, LimitExceeded."""
         kept = {rule.text: rule for rule in self.all}
         for rule in map(_allowing, deny):

@@ -91,7 +91,7 @@ class Scores:
         return 1 - math.comb(len(self.runs) - self.passed, k) / math.comb(len(self.runs), k)
 
     def statistics(self) -> dict[str, Any]:
-        """As JSON: `pass_at` for one run and for all."""
+        """The statistics as JSON; `pass_at` for one run and for all."""
         return {
             "rank": self.rank,
             "score": self.mean,
@@ -202,7 +202,7 @@ class ExperimentInfo:
 
     @property
     def best(self) -> ExperimentBranch | None:
-        """The branch to promote: a passed one before others, then the highest score, the fewest calls, the shortest."""
+        """The branch to promote: one that passed, then the highest score, the fewest calls, the shortest time."""
         return min(filter(_may_be_best, self.branches), key=_merit, default=None)
 
     def best_of(self, label: str) -> ExperimentBranch | None:
@@ -246,7 +246,7 @@ class Spending:
         return any(one is not None for one in (self.seconds, self.calls, self.tokens, self.cost))
 
     def find_exceeded(self, seconds: float, calls: int, tokens: int, cost: float) -> str | None:
-        """The first limit that is passed, in words."""
+        """The first limit that the use is above, in words; None: it is within all."""
         for limit, used, unit in (
             (self.seconds, seconds, "seconds"),
             (self.calls, calls, "calls"),

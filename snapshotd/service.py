@@ -54,7 +54,7 @@ class DeclaredService:
     restarts: int = 0
 
     def with_texts(self, change: Callable[[str], str]) -> DeclaredService:
-        """The same with its command, environment and check changed."""
+        """A copy whose command, environment and check have gone through `change`."""
         return replace(
             self,
             argv=tuple(map(change, self.argv)),
@@ -101,7 +101,7 @@ def check_size(text: str, source: str) -> None:
 
 
 def write(services: Sequence[DeclaredService]) -> str:
-    """The file that declares these. `parse` reads it back."""
+    """The text of a file that declares these services. `parse` reads it back."""
     return "\n".join(_table(service) for service in services)
 
 
@@ -128,7 +128,7 @@ def check(service: DeclaredService) -> DeclaredService:
 
 
 def check_name(name: str) -> None:
-    """UsageError: no service can be called so."""
+    """UsageError: the text cannot be the name of a service."""
     if not NAME_PATTERN.fullmatch(name):
         raise UsageError(
             f"{name[:80]!r} cannot be the name of a service: use up to 64 letters, digits and ._- , starting with a letter or digit"

@@ -79,7 +79,8 @@ class Call:
         """The one it has to be ended on, if that is not the session's own."""
 
     def take_answer(self, answer: Dict[str, Any], sent: Dict[str, Any]) -> None:
-        """The intent is recorded, and `answer` says what to do now."""
+        """Do as the daemon's answer to the intent says: run, run with other arguments (`sent` are the recorded ones), or repeat
+        the recorded outcome."""
         if "replayed" in answer:
             self.open = False
             self.replayed = Replayed(answer)

@@ -130,8 +130,8 @@ class _Walk:
         return (value.__module__ if names is None else names.get("__name__")) in self._modules
 
     def _adopt(self, value: Any) -> Any:
-        """The value, which a decorator was given. The module of a function counts as the tool's, since the decorator's
-        may be none of the program's."""
+        """Return a value that a decorator was given. The module of a function counts as the tool's own from now on, since that of
+        the decorator may be a library's."""
         if isinstance(value, types.FunctionType) and not _is_installed(value.__globals__.get("__file__")):
             self._modules.add(value.__globals__.get("__name__"))
         return value

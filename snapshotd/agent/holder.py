@@ -108,7 +108,7 @@ def _hold(fields: Dict[str, Any], body: Optional[bytes], writing: int) -> None:
 
 
 def _begin(fields: Dict[str, Any], body: Optional[bytes]) -> Tuple[Dict[str, Any], Optional[Link]]:
-    """The daemon's answer, and the connection of its own that the call has then."""
+    """Begin the call. Returns the daemon's answer for the caller, and the call's own connection, if it has one."""
     try:
         waiting = session.begin_call(fields, body)
         return {"answer": waiting.answer()}, waiting.connection

@@ -97,7 +97,7 @@ class Session:
         return False
 
     def leave(self) -> None:
-        """From now on this process is outside, without a warning: its work is part of a call that is recorded
+        """Count this process as outside from now on, without a warning: its work is part of a call that is recorded
         elsewhere."""
         self.was_inside, self._outside = False, True
 
@@ -180,7 +180,7 @@ class Session:
             connection.disconnect()
 
     def on_hello(self, answer: Dict[str, Any]) -> None:
-        """A daemon has answered `hello`, on any connection of this process."""
+        """Note a daemon's answer to `hello`, on any connection of this process."""
         self.body_limit_bytes = int(answer.get("body_limit_bytes", self.body_limit_bytes))
         self.replaying = bool(answer.get("replaying", self.replaying))
         self.was_inside = self.patient = True
@@ -311,7 +311,7 @@ def _running_loop() -> Any:
 
 @contextmanager
 def _park() -> Iterator[Tuple[Optional[parking.Place], Dict[str, Any]]]:
-    """Parked inside the block, if that is possible. Gives the place and the fields that tell the daemon so."""
+    """Park the process inside the block, if that is possible. Gives the place, and the fields that tell the daemon."""
     collecting = gc.isenabled()
     gc.disable()  # a finaliser that closes a file would close the placeholder under its number
     try:

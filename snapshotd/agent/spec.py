@@ -85,7 +85,7 @@ class Spec:
     def apply_edit(
         self, args: Tuple[Any, ...], kwargs: Dict[str, Any], sent: Dict[str, Any], new: Any
     ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
-        """The arguments to run with after the approver changed them from `sent` to `new`, both as recorded. A value
+        """The arguments to run with, after the approver has changed the recorded ones from `sent` to `new`. A value
         that is equal in both stays the object it was. TypeError when they cannot be the arguments of this function."""
         if not isinstance(new, dict):
             raise TypeError("The arguments that the approver gave to {} are not an object.".format(self.name))
@@ -133,10 +133,10 @@ class Spec:
         return value
 
     def observe(self, call: "Call", value: Any) -> None:
-        """The running call has produced a result or an item."""
+        """Take note of a result or an item that the running call has produced."""
 
     def end(self, call: "Call", result: Any) -> Any:
-        """The function has returned: record the result, and return the program's value."""
+        """Record the result of a function that has returned, and return the value for the program."""
         call.end(result)
         return result
 

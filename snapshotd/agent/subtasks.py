@@ -6,9 +6,10 @@ import functools
 import inspect
 import os
 import threading
+from contextlib import contextmanager
 from contextvars import Token
 from types import TracebackType
-from typing import Any, Callable, Dict, List, Optional, Sequence, Type, TypeVar, cast
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Type, TypeVar, cast
 
 from snapshotd.agent.calls import Call, begin, begin_async, subtask, within
 from snapshotd.agent.session import session
@@ -70,7 +71,8 @@ class Task:
         """Stands in for the function of a `with` block."""
 
     def _declare(self, spec: Spec) -> Spec:
-        """The task is in progress. The daemon refuses it (Conflict) if it depends on one that has not completed."""
+        """Declare the task as in progress, and return `spec`. The daemon refuses it (Conflict) if it depends on a task that has not
+        completed."""
         if self.name is None:
             raise TypeError('A task in a with statement needs a name: with task("name"):')
         change(self.name, "in-progress", depends=self.depends)
@@ -159,7 +161,7 @@ def _decorate(function: Any, name: Optional[str], depends: List[str]) -> Any:
             call = await begin_async(current._declare(spec), args, kwargs, skippable=True)
             if call.replayed is not None:
                 return spec.outcome(call.replayed)
-            with _Running(current, call):
+            with _running(current, call):
                 current.result = await function(*args, **kwargs)
             return current.result
 
@@ -171,27 +173,24 @@ def _decorate(function: Any, name: Optional[str], depends: List[str]) -> Any:
         call = begin(current._declare(spec), args, kwargs, skippable=True)
         if call.replayed is not None:
             return spec.outcome(call.replayed)
-        with _Running(current, call):
+        with _running(current, call):
             current.result = function(*args, **kwargs)
         return current.result
 
     return wrapper
 
 
-class _Running:
-    """A task whose call has begun, while its function runs."""
-
-    def __init__(self, current: Task, call: Call) -> None:
-        self._task = current
-        self._begun = call
-
-    def __enter__(self) -> None:
-        self._task._enter(self._begun)
-
-    def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> bool:
-        return self._task._exit(error)
+@contextmanager
+def _running(current: Task, call: Call) -> Iterator[None]:
+    """The function of a task whose call has begun runs inside the block."""
+    current._enter(call)
+    try:
+        yield
+    except BaseException as exc:
+        if not current._exit(exc):
+            raise
+    else:
+        current._exit(None)
 
 
 # -- statuses ----------------------------------------------------------------------------------------------------------

@@ -17,21 +17,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from snapshotd.catalog.parts import (
-    ApprovalTable,
-    CallFacts,
-    Compensations,
-    ExperimentTable,
-    Figures,
-    ImageTable,
-    KeyValues,
-    NumberedSnapshot,
-    OtherCatalogs,
-    OtherRows,
-    RequestTable,
-    SnapshotRow,
-    TrajectoryTotals,
-)
+from snapshotd.catalog.parts import CallFacts, NumberedSnapshot, OtherCatalogs, SnapshotRow, TrajectoryTotals
+from snapshotd.catalog.tables.approvals import ApprovalTable, Compensations
+from snapshotd.catalog.tables.experiments import ExperimentTable
+from snapshotd.catalog.tables.figures import Figures
+from snapshotd.catalog.tables.images import ImageTable
+from snapshotd.catalog.tables.others import OtherRows
+from snapshotd.catalog.tables.requests import RequestTable
+from snapshotd.catalog.tables.values import KeyValues
 from snapshotd.catalog.tenancy import as_tenant, own_tenant, present_tenant
 from snapshotd.types import (
     BlobID,
@@ -55,18 +48,12 @@ from snapshotd.types import (
 )
 
 __all__ = [
-    "ApprovalTable",
     "CallFacts",
     "Catalog",
-    "Compensations",
     "ExperimentTable",
-    "Figures",
-    "ImageTable",
     "KeyValues",
     "NumberedSnapshot",
     "OtherCatalogs",
-    "OtherRows",
-    "RequestTable",
     "SnapshotRow",
     "TrajectoryTotals",
     "as_tenant",
@@ -124,7 +111,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def get_trajectory(self, trajectory_id: TrajectoryID) -> Trajectory:
-        """By exact id. NotFound."""
+        """The trajectory of this id. NotFound."""
 
     @abstractmethod
     def trajectories(self, status: TrajectoryStatus | None = None) -> list[Trajectory]:
@@ -210,7 +197,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def get_snapshot(self, snapshot_id: SnapshotID) -> Snapshot:
-        """By exact id, tags included. NotFound."""
+        """The snapshot of this id, with its tags. NotFound."""
 
     @abstractmethod
     def get_snapshots(self, snapshot_ids: Iterable[SnapshotID]) -> dict[SnapshotID, Snapshot]:
@@ -261,13 +248,13 @@ class Catalog(ABC):
 
     @abstractmethod
     def set_record(self, snapshot_id: SnapshotID, record: RecordID) -> None:
-        """Another record takes the place of one that is damaged. Not an error when the snapshot is gone."""
+        """Replace a snapshot's record, which is damaged, by another one. Not an error when the snapshot is gone."""
 
     @abstractmethod
     def forget_outputs(self, blobs: Mapping[BlobID, int | None], *, spooled: bool = False) -> None:
-        """Outputs that are damaged for good, with their lengths (None: unknown). No call refers to them any more, and
-        each that did has them as `damaged`. Calls of captured snapshots stay as they are: they have their outputs in
-        the spool. `spooled`: it is those that are damaged there, and the others stay."""
+        """Give up outputs that are damaged for good; `blobs` has their lengths (None: unknown). Calls that refer to them
+        have them as `damaged` from now on. Calls of captured snapshots stay as they are, since their outputs are in the
+        spool. `spooled`: the outputs in the spool are damaged, so only calls of captured snapshots change."""
 
     @abstractmethod
     def own_messages(self, snapshot_id: SnapshotID) -> list[Message]:
@@ -303,11 +290,11 @@ class Catalog(ABC):
 
     @abstractmethod
     def entry(self, entry_id: CallID) -> JournalEntry:
-        """By exact id. NotFound."""
+        """The journal entry of this id. NotFound."""
 
     @abstractmethod
     def find_entry(self, ref: str) -> tuple[TrajectoryID, JournalEntry]:
-        """By unique id prefix (>= 4 characters). NotFound, Ambiguous."""
+        """The journal entry of this id or unique prefix (>= 4 characters). NotFound, Ambiguous."""
 
     @abstractmethod
     def own_entries(self, snapshot_id: SnapshotID) -> list[JournalEntry]:
@@ -328,7 +315,7 @@ class Catalog(ABC):
         """The entries of the trajectory's present line that no snapshot binds: open ones, and the ones that ended since
         the head. NotFound."""
 
-    # -- parts ---------------------------------------------------------------------------------------------------------
+    # -- parts, for whose methods the module's text holds, too ----------------------------------------------------------
     images: ImageTable
     requests: RequestTable
     approvals: ApprovalTable
@@ -346,7 +333,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def resolve_trajectory(self, ref: str) -> Trajectory:
-        """By name, unique id prefix, or the tag or unique id prefix of one of its snapshots. Errors as
+        """The trajectory that a ref means: its name, unique id prefix, or the tag or unique id prefix of one of its snapshots. Errors as
         `resolve_snapshot`."""
 
     @abstractmethod

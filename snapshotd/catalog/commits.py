@@ -10,7 +10,7 @@ from snapshotd.catalog.database import CatalogDatabase
 from snapshotd.catalog.entries import add_entry, bind_entries, end_entry
 from snapshotd.catalog.inserts import add_messages, add_snapshot, add_stack, add_trajectory
 from snapshotd.catalog.lines import add_line, position_of, save_state
-from snapshotd.catalog.lookup import no_such, snapshot_numbers
+from snapshotd.catalog.lookup import read_row, snapshot_numbers
 from snapshotd.errors import Conflict, InternalError
 from snapshotd.terms import number_of
 from snapshotd.types import Ended, JournalEntry, Message, Snapshot, SnapshotID, Trajectory, TrajectoryID, short
@@ -76,11 +76,8 @@ def set_began(db: CatalogDatabase, trajectory: int, began: SnapshotID | None) ->
 
 
 def writer(db: CatalogDatabase, trajectory_id: TrajectoryID, fence: int | None) -> LineWriter:
-    """NotFound; Conflict: another writer has a later fence."""
-    row = db.read_one(_WRITER_SELECT, (trajectory_id,))
-    if row is None:
-        raise no_such("trajectory", trajectory_id)
-    trajectory, present, head, line = row
+    """The place of a trajectory's writer. NotFound; Conflict: another writer has a later fence."""
+    trajectory, present, head, line = read_row(db, "trajectory", trajectory_id, _WRITER_SELECT)
     if fence is not None and fence < present:
         raise Conflict(
             f"trajectory {short(trajectory_id)} cannot be written any more under fence {fence}, because another writer has "

@@ -29,7 +29,7 @@ class CatalogDatabase(Protocol):
 
     @property
     def lock(self) -> AbstractContextManager[Any, bool | None]:
-        """Hold it to read several things as of one moment. It nests."""
+        """The lock to hold while several reads have to see one moment. It nests."""
 
     def read(self, sql: str, values: Sequence[Value] = ()) -> list[Row]:
         """Run one statement and return all its rows. Writing statements belong inside `transaction`."""

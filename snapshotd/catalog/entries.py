@@ -41,27 +41,10 @@ VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)
 
 
 def decode_entry(row: Row) -> JournalEntry:
-    """From a row of ENTRY_SELECT."""
+    """The entry in a row of ENTRY_SELECT."""
     with rows.intact("journal entry", row):
-        (
-            entry_id,
-            _,
-            number,
-            kind,
-            name,
-            head,
-            began,
-            side_effect,
-            key,
-            status,
-            ended,
-            error,
-            snapshot,
-            facts,
-            details,
-            result,
-            arguments,
-        ) = row
+        entry_id, _, number, kind, name, head, began, side_effect, key = row[:9]
+        status, ended, error, snapshot, facts, details, result, arguments = row[9:]
         return JournalEntry(
             CallID(entry_id),
             EntryKind(kind),

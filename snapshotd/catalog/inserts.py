@@ -13,7 +13,7 @@ from snapshotd.types import KNOWN_NAME_PATTERN, Image, Message, RecordID, Snapsh
 
 
 def add_image(db: CatalogDatabase, image: Image) -> None:
-    """See `Catalog.add_image`."""
+    """See `ImageTable.add`."""
     if db.read("SELECT 1 FROM images WHERE id = ?", (image.id,)):
         raise Conflict(f"image {image.id} is in the catalog already: use it as it is")
     db.write("UPDATE images SET name = '' WHERE name = ? AND name <> ''", (image.name,))
@@ -73,7 +73,7 @@ WARNINGS, REFUSED = "warnings", "refused"
 
 
 def set_sentences(db: CatalogDatabase, kind: str, snapshot: SnapshotID, sentences: Sequence[str]) -> None:
-    """See `Snapshot.warnings` and `Snapshot.refused`. They are rare, so they have no column: `meta` has them."""
+    """Replace a snapshot's warnings or refusals. They are rare, so they are kept in `meta` and have no column."""
     key = f"{kind}/{snapshot}"
     if sentences:
         db.write(rows.META_INSERT, (key, rows.encode_json(list(sentences))))
@@ -103,7 +103,7 @@ def add_tag(db: CatalogDatabase, snapshot: int, name: str, *, move: bool) -> Non
 
 
 def _name_taken(name: str) -> Conflict:
-    """The error for the name of another tenant's thing. Names are the daemon's, so it cannot be hidden that one is taken."""
+    """The error for a name that another tenant's thing has. All tenants share the daemon's names, so it says that much."""
     return Conflict(f"the name {name} is taken: choose another")
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from snapshotd.catalog import rows
 from snapshotd.catalog.database import CatalogDatabase
 from snapshotd.catalog.entries import ENTRY_SELECT, decode_entry
-from snapshotd.catalog.lookup import no_such, snapshot_numbers
+from snapshotd.catalog.lookup import read_row, snapshot_numbers
 from snapshotd.errors import DataLoss
 from snapshotd.types import JournalEntry, Message, SnapshotID, short
 
@@ -37,11 +37,9 @@ class Position(NamedTuple):
 
 
 def position_of(db: CatalogDatabase, snapshot_id: SnapshotID) -> Position:
-    """NotFound."""
-    row = db.read_one("SELECT pk, line, messages, agent_state FROM snapshots WHERE id = ?", (snapshot_id,))
-    if row is None:
-        raise no_such("snapshot", snapshot_id)
-    return Position(*row)
+    """The place of a snapshot. NotFound."""
+    select = "SELECT pk, line, messages, agent_state FROM snapshots WHERE id = ?"
+    return Position(*read_row(db, "snapshot", snapshot_id, select))
 
 
 # -- conversations -----------------------------------------------------------------------------------------------------
@@ -49,13 +47,13 @@ def position_of(db: CatalogDatabase, snapshot_id: SnapshotID) -> Position:
 
 def own_messages(db: CatalogDatabase, snapshot_id: SnapshotID) -> list[Message]:
     """See `Catalog.own_messages`."""
-    row = db.read_one(
+    row = read_row(
+        db,
+        "snapshot",
+        snapshot_id,
         "SELECT s.line, CASE WHEN p.line = s.line THEN p.messages ELSE l.kept END, s.messages"
         " FROM snapshots s JOIN lines l ON l.pk = s.line LEFT JOIN snapshots p ON p.pk = coalesce(s.follows, s.parent) WHERE s.id = ?",
-        (snapshot_id,),
     )
-    if row is None:
-        raise no_such("snapshot", snapshot_id)
     return list(_messages(db, snapshot_id, [row]))
 
 
@@ -110,25 +108,25 @@ def save_state(db: CatalogDatabase, content: str | None, before: int | None) -> 
 
 def state_of(db: CatalogDatabase, snapshot_id: SnapshotID) -> dict[str, Any]:
     """See `Catalog.state`."""
-    row = db.read_one(
+    row = read_row(
+        db,
+        "snapshot",
+        snapshot_id,
         "SELECT s.id, k.content FROM snapshots s LEFT JOIN states k ON k.pk = s.agent_state WHERE s.id = ?",
-        (snapshot_id,),
     )
-    if row is None:
-        raise no_such("snapshot", snapshot_id)
     with rows.intact("the agent's state at snapshot", row):
         return {} if row[1] is None else dict(json.loads(row[1]))
 
 
 def own_state(db: CatalogDatabase, snapshot_id: SnapshotID) -> dict[str, Any] | None:
     """See `Catalog.own_state`."""
-    row = db.read_one(
+    row = read_row(
+        db,
+        "snapshot",
+        snapshot_id,
         "SELECT s.agent_state IS DISTINCT FROM p.agent_state FROM snapshots s LEFT JOIN snapshots p ON p.pk = coalesce(s.follows, s.parent)"
         " WHERE s.id = ?",
-        (snapshot_id,),
     )
-    if row is None:
-        raise no_such("snapshot", snapshot_id)
     return state_of(db, snapshot_id) if row[0] else None
 
 

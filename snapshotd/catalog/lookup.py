@@ -22,32 +22,28 @@ _AFTER_ALL = "\U0010ffff"
 """Sorts after every character of an id, so that [prefix, prefix + this) is a range of the id's index."""
 
 
+def read_row(db: CatalogDatabase, kind: str, row_id: str, select: str) -> Row:
+    """The one row that `select` finds for an id of this kind. NotFound."""
+    row = db.read_one(select, (row_id,))
+    if row is None:
+        raise no_such(kind, row_id)
+    return row
+
+
 def image_number(db: CatalogDatabase, image_id: ImageID) -> int:
     """An image's row. NotFound."""
-    return _number(db, "image", image_id)
+    return int(read_row(db, "image", image_id, "SELECT pk FROM images WHERE id = ?")[0])
 
 
 def trajectory_number(db: CatalogDatabase, trajectory_id: TrajectoryID) -> int:
     """A trajectory's row. NotFound."""
-    return _number(db, "trajectory", trajectory_id)
-
-
-def _number(db: CatalogDatabase, kind: str, row_id: str) -> int:
-    row = db.read_one(
-        "SELECT pk FROM images WHERE id = ?" if kind == "image" else "SELECT pk FROM trajectories WHERE id = ?",
-        (row_id,),
-    )
-    if row is None:
-        raise no_such(kind, row_id)
-    return int(row[0])
+    return int(read_row(db, "trajectory", trajectory_id, "SELECT pk FROM trajectories WHERE id = ?")[0])
 
 
 def snapshot_numbers(db: CatalogDatabase, snapshot_id: SnapshotID) -> tuple[int, int]:
     """A snapshot's row and the length of its conversation. NotFound."""
-    row = db.read_one("SELECT pk, messages FROM snapshots WHERE id = ?", (snapshot_id,))
-    if row is None:
-        raise no_such("snapshot", snapshot_id)
-    return row[0], row[1]
+    number, messages = read_row(db, "snapshot", snapshot_id, "SELECT pk, messages FROM snapshots WHERE id = ?")
+    return number, messages
 
 
 def find_tag(db: CatalogDatabase, name: str) -> Row | None:
@@ -67,7 +63,7 @@ def find_owner(db: CatalogDatabase, name: str) -> Row | None:
 
 
 def find_own_tag(db: CatalogDatabase, name: str) -> Row | None:
-    """The same as `find_tag`, if the present tenant may know of it."""
+    """As `find_tag`, if the present tenant may know of it."""
     found = find_tag(db, name)
     return found if found is not None and is_own(db, found[1]) else None
 
@@ -107,8 +103,8 @@ def find_named(db: CatalogDatabase, ref: str) -> Row | None:
 
 
 def _find_beginning(db: CatalogDatabase, ref: str) -> list[Row]:
-    """(id, snapshot id, trajectory id) of snapshots and trajectories whose id begins with `ref`: enough to tell whether
-    it is one."""
+    """(id, snapshot id, trajectory id) of snapshots and trajectories whose id begins with `ref`: a few, so that the caller
+    sees whether `ref` is unique."""
     condition, values = own_condition()
     bounds = (*id_range(ref), *values, CANDIDATES + 1)
     return db.read(
@@ -130,18 +126,17 @@ def _choose_only(wanted: str, ref: str, found: list[Row]) -> Row:
 
 
 def check_name(name: str) -> None:
-    """UsageError: a name in the form of an id could be taken for that id."""
+    """UsageError: the name has the form of an id, and could be taken for that id."""
     if ID_FORM.fullmatch(name.partition("@")[0]):
         raise UsageError(f"{name} could be taken for an id, which begins like that: choose a name with another letter")
 
 
 def no_such(kind: str, ref: str) -> NotFound:
-    """The error for a missing row, for the caller to raise."""
+    """The error to raise for a missing row."""
     shown = ref if KNOWN_NAME_PATTERN.fullmatch(ref) else repr(ref[:80])
     where = {
         "image": "`snapshotd image ls` lists them",
         "tag": "`snapshotd tag --list` lists them",
-        "experiment": "`snapshotd ls` shows them",
         "approval": "`snapshotd approvals` lists them",
     }
     return NotFound(

@@ -104,7 +104,7 @@ def _is_url(place: str) -> bool:
 
 
 def _without_password(place: str) -> str:
-    """A place for people: without a password."""
+    """The place as people see it, without the password of a database."""
     return place if not _is_url(place) else "in PostgreSQL"
 
 

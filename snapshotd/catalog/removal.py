@@ -7,7 +7,7 @@ from collections.abc import Collection
 from snapshotd.catalog import rows
 from snapshotd.catalog.database import CatalogDatabase, Row
 from snapshotd.catalog.inserts import REFUSED, WARNINGS
-from snapshotd.catalog.lookup import id_range, no_such
+from snapshotd.catalog.lookup import id_range, trajectory_number
 from snapshotd.errors import Conflict
 from snapshotd.types import TrajectoryID, short
 
@@ -43,10 +43,7 @@ _REMOVED = "removed/"
 
 def check_removable(db: CatalogDatabase, trajectory_id: TrajectoryID, gone: Collection[TrajectoryID] = ()) -> int:
     """See `Catalog.check_removable`. Returns the trajectory's number."""
-    row = db.read_one("SELECT pk FROM trajectories WHERE id = ?", (trajectory_id,))
-    if row is None:
-        raise no_such("trajectory", trajectory_id)
-    own: Row = (row[0],)
+    own: Row = (trajectory_number(db, trajectory_id),)
     for why, users in _USERS:
         user = next((one for (one,) in db.read(f"{users} AND t.pk <> ?1", own) if one not in gone), None)
         if user is not None:
@@ -64,7 +61,7 @@ def check_removable(db: CatalogDatabase, trajectory_id: TrajectoryID, gone: Coll
             f"trajectory {short(trajectory_id)} cannot be removed because snapshot {short(snapshot)} of trajectory "
             f"{short(owner)} was made from it and is not stored yet: try again when it is, or remove that trajectory first"
         )
-    return int(row[0])
+    return int(own[0])
 
 
 def remove_trajectory(db: CatalogDatabase, trajectory_id: TrajectoryID) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from snapshotd.catalog import rows
-from snapshotd.catalog.base import SnapshotRow
 from snapshotd.catalog.commits import set_began
 from snapshotd.catalog.database import CatalogDatabase, Row
 from snapshotd.catalog.entries import restore_entries
 from snapshotd.catalog.inserts import add_image, add_messages, add_snapshot, add_stack, add_trajectory
 from snapshotd.catalog.lines import Position, add_line, position_of, save_state
 from snapshotd.catalog.lookup import find_tag, snapshot_numbers, trajectory_number
+from snapshotd.catalog.parts import SnapshotRow
 from snapshotd.catalog.tables.approvals import replace_approvals, replace_compensations
 from snapshotd.errors import Conflict, InternalError
 from snapshotd.terms import number_of
@@ -75,7 +75,7 @@ def _holder_of(db: CatalogDatabase, name: str) -> list[Row]:
 
 
 def _go_on(db: CatalogDatabase, trajectory: Trajectory) -> None:
-    """Bring a trajectory that is here up to what is told of it. Its head never goes back."""
+    """Update a trajectory that is here by a newer record of it. Its head never goes back."""
     own = trajectory_number(db, trajectory.id)
     db.write(
         "UPDATE trajectories SET status = ?, exit_code = ?, network = ?, env = ? WHERE pk = ?",

@@ -188,7 +188,7 @@ def _decode_agent(text: str | None) -> AgentSpec | None:
 
 @contextmanager
 def intact(kind: str, row: Row) -> Iterator[None]:
-    """Inside the block, a decoding error is damage of the row's object, whose id `row` begins with."""
+    """Turn a decoding error inside the block into DataLoss of the object whose id is the first value of `row`."""
     try:
         yield
     except (
@@ -265,26 +265,8 @@ def trajectory_values(trajectory: Trajectory, image: int, forked_from: int | Non
 
 def decode_trajectory(row: Row) -> Trajectory:
     with intact("trajectory", row):
-        (
-            trajectory_id,
-            name,
-            image,
-            runtime,
-            network,
-            memory,
-            cpus,
-            pids,
-            disk,
-            agent,
-            head,
-            status,
-            created,
-            forked_from,
-            experiment,
-            exit_code,
-            env,
-            began,
-        ) = row
+        trajectory_id, name, image, runtime, network, memory, cpus, pids, disk, agent = row[:10]
+        head, status, created, forked_from, experiment, exit_code, env, began = row[10:]
         spec = SandboxSpec(ImageID(image), runtime, Network.parse(network), Limits(memory, cpus, pids, disk))
         return Trajectory(
             trajectory_id,
@@ -318,44 +300,10 @@ class SnapshotDecoder:
 
     def __call__(self, row: Row) -> Snapshot:
         with intact("snapshot", row[1:]):
-            (
-                _,
-                snapshot_id,
-                parent,
-                trajectory,
-                seq,
-                image,
-                layers,
-                messages,
-                state,
-                pause,
-                created,
-                method,
-                added,
-                changed,
-                deleted,
-                size,
-                tags,
-                call_id,
-                name,
-                status,
-                started,
-                duration,
-                exit_code,
-                error,
-                output,
-                stdout,
-                stderr,
-                base,
-                own_layers,
-                tree,
-                follows,
-                warnings,
-                refused,
-                damaged,
-                reused,
-                arguments,
-            ) = row
+            _, snapshot_id, parent, trajectory, seq, image, layers, messages, state, pause, created, method = row[:12]
+            added, changed, deleted, size, tags = row[12:17]
+            call_id, name, status, started, duration, exit_code, error, output, stdout, stderr = row[17:27]
+            base, own_layers, tree, follows, warnings, refused, damaged, reused, arguments = row[27:]
             call = ToolCall(
                 call_id,
                 decode_text(name),
@@ -455,6 +403,6 @@ def encode_message(message: Message) -> tuple[str | bytes, str]:
 
 
 def decode_message(row: Row) -> Message:
-    """From (position, role, content)."""
+    """The message of a row (position, role, content)."""
     with intact("message", row):
         return Message(decode_text(row[1]), json.loads(row[2]))

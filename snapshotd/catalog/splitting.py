@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from snapshotd.catalog.database import CatalogDatabase
-from snapshotd.catalog.lookup import no_such, trajectory_number
+from snapshotd.catalog.lookup import read_row, trajectory_number
 from snapshotd.types import SnapshotID, TrajectoryID
 
 _SIDE_INSERT = """
@@ -16,14 +16,13 @@ SELECT ?, image, runtime, network, memory_bytes, cpus, pids, disk_bytes, agent, 
 
 def split_trajectory(db: CatalogDatabase, trajectory: TrajectoryID, first: SnapshotID, side: TrajectoryID) -> None:
     """See `OtherRows.split_trajectory`."""
-    row = db.read_one(
+    seq, line, before, line_before, messages, present = read_row(
+        db,
+        "snapshot",
+        first,
         "SELECT s.seq, s.line, p.pk, p.line, p.messages, t.id FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory"
         " LEFT JOIN snapshots p ON p.pk = s.parent AND p.trajectory = s.trajectory WHERE s.id = ?",
-        (first,),
     )
-    if row is None:
-        raise no_such("snapshot", first)
-    seq, line, before, line_before, messages, present = row
     if present == side:
         return
     own = trajectory_number(db, trajectory)

@@ -15,17 +15,25 @@ from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.catalog.commits import begin_trajectory, commit, set_began, writer
 from snapshotd.catalog.database import CatalogDatabase, Row, Value
 from snapshotd.catalog.inserts import WARNINGS, add_tag, set_sentences
-from snapshotd.catalog.lookup import check_name, find_own_tag, no_such, searchable, snapshot_numbers, trajectory_number
+from snapshotd.catalog.lookup import (
+    check_name,
+    find_own_tag,
+    no_such,
+    read_row,
+    searchable,
+    snapshot_numbers,
+    trajectory_number,
+)
 from snapshotd.catalog.removal import check_removable, forget_removed, remove_trajectory, removed_trajectories
 from snapshotd.catalog.restore import restore_rows
 from snapshotd.catalog.snapshots import all_snapshots, count_snapshots, forget_outputs, get_snapshots, newest_snapshots
-from snapshotd.catalog.tables.approvals import SqlApprovals, SqlCompensations
-from snapshotd.catalog.tables.experiments import SqlExperiments
-from snapshotd.catalog.tables.figures import SqlFigures
-from snapshotd.catalog.tables.images import SqlImages
-from snapshotd.catalog.tables.others import SqlOtherRows
-from snapshotd.catalog.tables.requests import SqlRequests, add_request
-from snapshotd.catalog.tables.values import SqlValues
+from snapshotd.catalog.tables.approvals import ApprovalTable, Compensations
+from snapshotd.catalog.tables.experiments import ExperimentTable
+from snapshotd.catalog.tables.figures import Figures
+from snapshotd.catalog.tables.images import ImageTable
+from snapshotd.catalog.tables.others import OtherRows
+from snapshotd.catalog.tables.requests import RequestTable, add_request
+from snapshotd.catalog.tables.values import KeyValues
 from snapshotd.catalog.tenancy import trajectories_of
 from snapshotd.types import (
     BlobID,
@@ -54,14 +62,14 @@ class SqlCatalog(Catalog):
         """`database` has the catalog's tables, and is closed with the catalog."""
         super().__init__()
         self._db = database
-        self.images = SqlImages(self._db)
-        self.requests = SqlRequests(self._db)
-        self.approvals = SqlApprovals(self._db)
-        self.compensations = SqlCompensations(self._db)
-        self.values = SqlValues(self._db)
-        self.experiments = SqlExperiments(self._db)
-        self.figures: SqlFigures = SqlFigures(self._db)
-        self.others: SqlOtherRows = SqlOtherRows(self._db, self.figures, lambda one: self._listener(one))
+        self.images = ImageTable(self._db)
+        self.requests = RequestTable(self._db)
+        self.approvals = ApprovalTable(self._db)
+        self.compensations = Compensations(self._db)
+        self.values = KeyValues(self._db)
+        self.experiments = ExperimentTable(self._db)
+        self.figures = Figures(self._db)
+        self.others = OtherRows(self._db, self.figures, lambda one: self._listener(one))
 
     def close(self) -> None:
         self._db.close()
@@ -107,9 +115,8 @@ class SqlCatalog(Catalog):
             self._listener(trajectory.id)
 
     def get_trajectory(self, trajectory_id: TrajectoryID) -> Trajectory:
-        for found in self._trajectories("WHERE t.id = ?", (trajectory_id,)):
-            return found
-        raise no_such("trajectory", trajectory_id)
+        select = rows.TRAJECTORY_SELECT + "WHERE t.id = ?"
+        return rows.decode_trajectory(read_row(self._db, "trajectory", trajectory_id, select))
 
     def trajectories(self, status: TrajectoryStatus | None = None) -> list[Trajectory]:
         if status is None:
@@ -194,10 +201,8 @@ class SqlCatalog(Catalog):
             add_request(self._db, request, [snapshot.id])
 
     def get_snapshot(self, snapshot_id: SnapshotID) -> Snapshot:
-        row = self._db.read_one(rows.SNAPSHOT_SELECT + "WHERE s.id = ?", (snapshot_id,))
-        if row is None:
-            raise no_such("snapshot", snapshot_id)
-        return rows.SnapshotDecoder()(row)
+        select = rows.SNAPSHOT_SELECT + "WHERE s.id = ?"
+        return rows.SnapshotDecoder()(read_row(self._db, "snapshot", snapshot_id, select))
 
     def get_snapshots(self, snapshot_ids: Iterable[SnapshotID]) -> dict[SnapshotID, Snapshot]:
         return get_snapshots(self._db, snapshot_ids)
@@ -248,10 +253,8 @@ class SqlCatalog(Catalog):
             )
 
     def record(self, snapshot_id: SnapshotID) -> RecordID | None:
-        row = self._db.read_one("SELECT record FROM snapshots WHERE id = ?", (snapshot_id,))
-        if row is None:
-            raise no_such("snapshot", snapshot_id)
-        return None if row[0] is None else RecordID(row[0])
+        found = read_row(self._db, "snapshot", snapshot_id, "SELECT record FROM snapshots WHERE id = ?")[0]
+        return None if found is None else RecordID(found)
 
     def set_record(self, snapshot_id: SnapshotID, record: RecordID) -> None:
         with self._db.transaction():
@@ -304,8 +307,6 @@ class SqlCatalog(Catalog):
     def unbound(self, trajectory_id: TrajectoryID) -> list[JournalEntry]:
         with self._db.lock:
             return entries.unbound(self._db, writer(self._db, trajectory_id, None).line)
-
-    # -- parts ---------------------------------------------------------------------------------------------------------
 
     # -- references by people ------------------------------------------------------------------------------------------
 

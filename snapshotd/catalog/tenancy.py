@@ -43,7 +43,7 @@ def own_tenant(tenant: str) -> str:
 
 @contextmanager
 def as_tenant(tenant: str | None) -> Iterator[None]:
-    """Work within is for a caller of this tenant. For this thread or task, and the tasks that it starts."""
+    """Do the block's work for a caller of this tenant: in this thread or task, and in tasks that it starts."""
     token = _present.set(tenant)
     try:
         yield
@@ -52,7 +52,7 @@ def as_tenant(tenant: str | None) -> Iterator[None]:
 
 
 def own_condition(tenant: str | None = None) -> tuple[str, tuple[Value, ...]]:
-    """A condition on a row t of `trajectories`, with its values: it is the tenant's (None: the present one's)."""
+    """SQL that is true for a row t of `trajectories` that is the tenant's (None: the present one's), and its values."""
     tenant = present_tenant() if tenant is None else tenant
     return ("TRUE", ()) if tenant is None else (_OWNED, (tenant,))
 

@@ -56,7 +56,7 @@ def read_event() -> dict[str, Any]:
 
 
 def create(event: dict[str, Any]) -> str:
-    """Make the worktree; nothing is left of one that cannot be made."""
+    """Make a worktree and return its path. NoWorktree: it cannot be made, and nothing is left of it."""
     name = event.get("name") or event.get("worktree_name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise NoWorktree(f"{name!r} is no name for a worktree: use letters, digits, '.', '_' and '-'")

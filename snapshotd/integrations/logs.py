@@ -37,7 +37,7 @@ class StoredLog:
         self._last = 0
 
     async def append(self, value: Any) -> None:
-        """Behind all that is there. Conflict: others have been faster a hundred times."""
+        """Append a value. Conflict: other processes were faster a hundred times."""
         token = uuid.uuid4().hex
         for _ in range(_ATTEMPTS):
             number = self._last + 1
@@ -82,7 +82,7 @@ class StoredLog:
 
 
 async def repeat_if_lost(work: Callable[[], Awaitable[R]]) -> R:
-    """The result of work that may be done again where the daemon died before it answered. Its error, the third time."""
+    """Do work again, up to three times in all, as long as the daemon dies before it answers. Returns its result."""
     for _ in range(_LOSSES - 1):
         try:
             return await work()

@@ -13,20 +13,18 @@ from snapshotd.errors import NotPermitted, UsageError
 _LEAST, _FILE_MAX = 20, 1 << 20
 
 
-def _any() -> str:
-    return secrets.token_urlsafe(32)
-
-
-def token_of(path: Path, make: Callable[[], str] = _any) -> str:
-    """The token in a file. One that is not there is made, with what `make` returns. NotPermitted: others may read it."""
-    (token, *more), *others = tokens_of(path, make)
+def token_of(path: Path) -> str:
+    """The token in a file, which is made if it is missing. UsageError: the file has no token, or several. NotPermitted: other
+    users may read it."""
+    (token, *more), *others = tokens_of(path, lambda: secrets.token_urlsafe(32))
     if more or others:
         raise UsageError(f"{path} has to hold one token; remove it, and one is made")
     return token
 
 
-def tokens_of(path: Path, make: Callable[[], str] = _any) -> list[list[str]]:
-    """The lines of a file of tokens, each as its words; the first of them is a token. Errors and more: as `token_of`."""
+def tokens_of(path: Path, make: Callable[[], str]) -> list[list[str]]:
+    """The lines of a file of tokens, each as its words; the first word is a token. A missing file is made, with the token
+    that `make` returns. Errors: as `token_of`."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

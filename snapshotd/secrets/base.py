@@ -48,8 +48,8 @@ class Vault(ABC):
         """Keep the originals for a trajectory, in one transaction, and return their markers in order. Keeping one again
         changes nothing.
 
-        A trajectory that has reached the implementation's bounds gets markers that nothing will ever reveal: an agent
-        that prints millions of made-up tokens shall neither fill the disk nor see them recorded in plain text.
+        A vault keeps a bounded number of secrets for a trajectory. Beyond that, markers cannot be revealed: an agent that
+        prints millions of made-up tokens neither fills the disk nor has them recorded in plain text.
         """
 
     @abstractmethod

@@ -99,7 +99,7 @@ class Funnel:
         return concealed
 
     def _put_markers(self, pieces: list[bytes | Found]) -> bytes:
-        """The pieces with markers for secrets; the vault keeps the secrets first."""
+        """Join the pieces, with markers in place of secrets. The vault keeps the secrets before this returns."""
         markers = {found: self._vault.marker(found) for found in pieces if isinstance(found, Found)}
         new = [found for found, marker in markers.items() if marker not in self._kept]
         if new:

@@ -82,7 +82,7 @@ class ScriptedProvider:
             return list(self._requests)
 
     def release(self, gate: str) -> None:
-        """Let go what is held at this gate, now and later."""
+        """Open a gate: replies that it holds go out, and later ones are not held."""
         self._gate(gate).set()
 
     def reset(self) -> None:
@@ -163,7 +163,7 @@ class ScriptedProvider:
             self._gate(str(step["hold"])).wait(GATE_S)
 
     def _sequence_step(self, steps: list[dict[str, Any]]) -> int:
-        """The present step, until its failures are used up and it was played once."""
+        """Number of the step to play: it stays until its failures are used up and it was played once."""
         while self._next < len(steps) and self._count_played(self._next) > len(steps[self._next].get("failures", [])):
             self._next += 1
         return self._next

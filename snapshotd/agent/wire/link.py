@@ -44,7 +44,7 @@ class Owner(Protocol):
     """True if the link waits for a daemon that is away."""
 
     def on_hello(self, answer: Dict[str, Any]) -> None:
-        """A daemon has answered `hello`."""
+        """Take the daemon's answer to `hello`."""
 
 
 class Link:
@@ -110,7 +110,7 @@ class Link:
         return answer
 
     def _connect(self) -> Connection:
-        """The connection: the one there is, or the result of one attempt. OSError if that fails."""
+        """Connect once, unless there is a connection, and return it. OSError: the attempt failed."""
         if self._connection is not None and self._connection.alive():
             return self._connection
         self.disconnect()

@@ -138,10 +138,10 @@ def strict(value: Any) -> Any:
     return json.loads(text)
 
 
-def label(what: str, text: Any, limit: int = 200) -> str:
-    """`text`, if it has 1 to `limit` printable characters; else ValueError, which names `what`."""
-    if not isinstance(text, str) or not 1 <= len(clean(text)) <= limit or not clean(text).isprintable():
-        raise ValueError("{} has 1 to {} printable characters; {!r} does not.".format(what, limit, text))
+def label(what: str, text: Any) -> str:
+    """`text`, if it has 1 to 200 printable characters; else ValueError, which names `what`."""
+    if not isinstance(text, str) or not 1 <= len(clean(text)) <= 200 or not clean(text).isprintable():
+        raise ValueError("{} has 1 to 200 printable characters; {!r} does not.".format(what, text))
     return clean(text)
 
 

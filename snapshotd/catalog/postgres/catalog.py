@@ -27,9 +27,8 @@ class PostgresCatalog(SqlCatalog):
 
 
 def open_database(url: str, schema_name: str = "snapshotd") -> PostgresDatabase:
-    """Open the catalog's database, making the tables where there are none, and bringing those of an earlier version to
-    the present one. Errors: as `PostgresDatabase`; Unsupported
-    (psycopg is missing), VersionMismatch (a newer version made the tables)."""
+    """Open the catalog's database. Missing tables are made, and those of an earlier version brought to the present one.
+    Errors: as `PostgresDatabase`; Unsupported (psycopg is missing), VersionMismatch (a newer version made the tables)."""
     driver, tables = _modules()
     with closing(driver(url, schema_name)) as database, database.transaction():
         if not database.read("SELECT 1 FROM pg_namespace WHERE nspname = ?", (schema_name,)):
@@ -43,9 +42,9 @@ def open_database(url: str, schema_name: str = "snapshotd") -> PostgresDatabase:
     return driver(url, schema_name)  # its connections know of the tables
 
 
-def open_driver(url: str, schema_name: str = "snapshotd") -> PostgresDatabase:
+def open_driver(url: str) -> PostgresDatabase:
     """The database as it is, whatever tables it has. Errors: as `PostgresDatabase`; Unsupported."""
-    return _modules()[0](url, schema_name)
+    return _modules()[0](url)
 
 
 def _read_version(database: PostgresDatabase) -> int:

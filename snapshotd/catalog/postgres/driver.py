@@ -325,7 +325,7 @@ class PostgresDatabase:
             self._release()
 
     def _retry(self, work: Callable[[_Session], _Result]) -> _Result:
-        """Do the first work over a connection, which is the thread's then: twice if the connection had been broken."""
+        """Give the thread a connection and do work over it; again over another one, if the first broke since its last use."""
         held = self._own_state()
         while True:
             held.connection, used = self._take()
@@ -427,7 +427,7 @@ def _rows(cursor: psycopg.Cursor[Row]) -> list[Row]:
 
 @lru_cache(maxsize=1000)
 def _translate_sql(sql: str) -> str:
-    """A statement of the catalog as PostgreSQL takes it: numbered placeholders, and no hints for SQLite's planner."""
+    """Translate a statement of the catalog for PostgreSQL: placeholders get numbers, hints for SQLite's planner go."""
     number = 0
 
     def number_next(found: re.Match[str]) -> str:
@@ -439,6 +439,6 @@ def _translate_sql(sql: str) -> str:
 
 
 def _without_password(address: dict[str, Any]) -> str:
-    """An address for people: without a password."""
+    """The address as people see it, without the password."""
     place = f"{address.get('host') or 'localhost'}/{address.get('dbname') or address.get('user') or ''}"
     return place if "port" not in address else f"{place}, port {address['port']}"

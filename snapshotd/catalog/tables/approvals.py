@@ -18,7 +18,6 @@ from snapshotd.catalog.lookup import (
     snapshot_numbers,
     trajectory_number,
 )
-from snapshotd.catalog.parts import ApprovalTable, Compensations
 from snapshotd.catalog.tenancy import own_condition
 from snapshotd.errors import Conflict, InternalError, NotFound
 from snapshotd.types import (
@@ -49,13 +48,14 @@ FROM compensations c JOIN trajectories t ON t.pk = c.trajectory WHERE
 """
 
 
-class SqlApprovals(ApprovalTable):
-    """See `base.Approvals`."""
+class ApprovalTable:
+    """Questions to a person, and the decisions. They go with their trajectory."""
 
     def __init__(self, db: CatalogDatabase) -> None:
         self._db = db
 
     def add(self, approval: Approval) -> None:
+        """Record an approval. Conflict: the id exists. NotFound: its trajectory or snapshot."""
         with self._db.transaction():
             if self._db.read("SELECT 1 FROM approvals WHERE id = ?", (approval.id,)):
                 raise Conflict(f"approval {approval.id} is in the catalog already: every question has an id of its own")
@@ -64,10 +64,12 @@ class SqlApprovals(ApprovalTable):
     def list(
         self, status: ApprovalStatus | None = None, trajectory_id: TrajectoryID | None = None
     ) -> builtins.list[Approval]:
+        """Oldest first."""
         where, values = _where({"a.status": status and status.value, "t.id": trajectory_id})
         return [_decode(row) for row in self._db.read(f"{_APPROVAL_SELECT} {where} ORDER BY a.pk", values)]
 
     def find(self, ref: str) -> Approval:
+        """The approval of this unique id prefix (>= 4 characters), of a trajectory that the present tenant sees. NotFound, Ambiguous."""
         found: builtins.list[Row] = []
         if ref and searchable(ref):
             condition, values = own_condition()
@@ -81,6 +83,7 @@ class SqlApprovals(ApprovalTable):
         return _decode(found[0])
 
     def of_entry(self, trajectory_id: TrajectoryID, entry_id: CallID) -> Approval | None:
+        """The latest approval that was asked for a call of a trajectory."""
         where, newest = "WHERE a.entry = ? AND t.id = ?", "ORDER BY a.pk DESC LIMIT 1"
         row = self._db.read_one(f"{_APPROVAL_SELECT} {where} {newest}", (rows.encode_text(entry_id), trajectory_id))
         return None if row is None else _decode(row)
@@ -95,6 +98,7 @@ class SqlApprovals(ApprovalTable):
         reason: str | None,
         edited: tuple[Any] | None = None,
     ) -> Approval:
+        """Pending becomes `status`. Conflict: it was decided already (the message says how and by whom). NotFound."""
         if status is ApprovalStatus.PENDING:
             raise InternalError(f"approval {approval_id} cannot be decided to be pending")
         with self._db.transaction():
@@ -118,6 +122,7 @@ class SqlApprovals(ApprovalTable):
             return self._get(approval_id)
 
     def move(self, approval_id: ApprovalID, entry_id: CallID) -> None:
+        """Bind an approval to another call, under which a resumed program asks the same question again."""
         with self._db.transaction():
             self._get(approval_id)
             self._db.write("UPDATE approvals SET entry = ? WHERE id = ?", (entry_id, approval_id))
@@ -131,13 +136,15 @@ class SqlApprovals(ApprovalTable):
         return _decode(row)
 
 
-class SqlCompensations(Compensations):
-    """See `base.Compensations`."""
+class Compensations:
+    """Compensations of irreversible calls, at most one each. A compensation goes with its trajectory; that of an
+    ancestor's call stays with the call, and belongs to the ancestor from then on."""
 
     def __init__(self, db: CatalogDatabase) -> None:
         self._db = db
 
     def begin(self, compensation: Compensation) -> None:
+        """Record that a compensation begins. Conflict: the call has one already, with any outcome."""
         db, one = self._db, compensation
         with db.transaction():
             if db.read("SELECT 1 FROM compensations WHERE entry = ?", (one.entry,)):
@@ -149,6 +156,7 @@ class SqlCompensations(Compensations):
     def end(
         self, entry_id: CallID, status: CallStatus, *, at_ns: int, exit_code: int | None, error: str | None
     ) -> None:
+        """Record how the open compensation of a call ended. NotFound: none is open."""
         with self._db.transaction():
             if not self._db.write(
                 "UPDATE compensations SET status = ?, ended_at_ns = ?, exit_code = ?, error = ? WHERE entry = ? AND status IS NULL",
@@ -157,6 +165,7 @@ class SqlCompensations(Compensations):
                 raise _none_open(entry_id)
 
     def forget(self, entry_id: CallID) -> None:
+        """Forget the open compensation of a call: it has done nothing, so another may begin. NotFound: none is open."""
         with self._db.transaction():
             if not self._db.write(
                 "DELETE FROM compensations WHERE entry = ? AND status IS NULL", (rows.encode_text(entry_id),)
@@ -168,6 +177,7 @@ class SqlCompensations(Compensations):
         return None if row is None else _decode_compensation(row)
 
     def of_trajectory(self, trajectory_id: TrajectoryID) -> list[Compensation]:
+        """All of a trajectory."""
         found = self._db.read(f"{_COMPENSATION_SELECT} t.id = ? ORDER BY c.entry", (trajectory_id,))
         return [_decode_compensation(row) for row in found]
 
@@ -187,7 +197,8 @@ def _decode_compensation(row: Row) -> Compensation:
 
 
 def replace_approvals(db: CatalogDatabase, approvals: Sequence[Approval]) -> None:
-    """Have approvals as they are given, inside a transaction of the caller, except of snapshots that are not here."""
+    """Replace approvals by the given ones, inside a transaction of the caller. An approval of a snapshot that is not here is
+    left out."""
     for one in approvals:
         if db.read("SELECT 1 FROM snapshots WHERE id = ?", (one.snapshot,)):
             db.write("DELETE FROM approvals WHERE id = ?", (one.id,))
@@ -195,7 +206,7 @@ def replace_approvals(db: CatalogDatabase, approvals: Sequence[Approval]) -> Non
 
 
 def replace_compensations(db: CatalogDatabase, compensations: Sequence[Compensation]) -> None:
-    """Have compensations as they are given, inside a transaction of the caller."""
+    """Replace compensations by the given ones, inside a transaction of the caller."""
     for one in compensations:
         db.write("DELETE FROM compensations WHERE entry = ?", (one.entry,))
         _add_compensation(db, one)
@@ -255,24 +266,8 @@ def _encode_edited(edited: tuple[Any] | None) -> str | None:
 
 def _decode(row: Row) -> Approval:
     with rows.intact("approval", row):
-        (
-            approval_id,
-            trajectory,
-            entry,
-            tool,
-            digest,
-            snapshot,
-            side_effect,
-            created,
-            question,
-            status,
-            expires,
-            decided,
-            by,
-            reason,
-            edited,
-            arguments,
-        ) = row
+        approval_id, trajectory, entry, tool, digest, snapshot, side_effect, created = row[:8]
+        question, status, expires, decided, by, reason, edited, arguments = row[8:]
         return Approval(
             approval_id,
             trajectory,

@@ -10,7 +10,6 @@ from typing import Any
 
 from snapshotd.catalog import rows
 from snapshotd.catalog.database import CatalogDatabase, Row, Value
-from snapshotd.catalog.parts import ExperimentTable
 from snapshotd.catalog.tables.requests import add_request
 from snapshotd.catalog.tenancy import own_condition
 from snapshotd.errors import Conflict, NotFound
@@ -24,8 +23,9 @@ FROM experiment_branches b JOIN experiments e ON e.pk = b.experiment
 """
 
 
-class SqlExperiments(ExperimentTable):
-    """See `base.ExperimentTable`."""
+class ExperimentTable:
+    """Experiments, and one record for each of their branches. They outlive trajectories and snapshots that they name.
+    NotFound: there is no experiment of a name."""
 
     def __init__(self, db: CatalogDatabase) -> None:
         self._db = db
@@ -38,6 +38,8 @@ class SqlExperiments(ExperimentTable):
         files: bytes | None = None,
         request: RequestKey | None = None,
     ) -> None:
+        """Record a new one with all its branches, in the order in which they begin, as what `request` has made. Conflict:
+        there is one of this name."""
         one = experiment
         with self._db.transaction():
             if self._db.read("SELECT 1 FROM experiments WHERE name = ?", (one.name,)):
@@ -65,10 +67,13 @@ class SqlExperiments(ExperimentTable):
             add_request(self._db, request, [one.name])
 
     def list(self) -> builtins.list[Experiment]:
+        """The experiments that the present tenant sees, in the order of their names."""
         condition, values = _own_condition()
         return [_decode(row) for row in self._db.read(f"{_SELECT} WHERE {condition} ORDER BY name", values)]
 
     def get(self, name: str) -> Experiment:
+        """The experiment of this name. NotFound, also where the present tenant does not see the snapshot that it began from. The other
+        methods look at no tenant."""
         condition, values = _own_condition()
         found = self._db.read_one(f"{_SELECT} WHERE name = ? AND {condition}", (name, *values))
         if found is None:
@@ -76,14 +81,17 @@ class SqlExperiments(ExperimentTable):
         return _decode(found)
 
     def files(self, name: str) -> bytes | None:
+        """The scorer's files."""
         found: bytes | None = self._row("SELECT files FROM experiments", name)[0]
         return found
 
     def branches(self, name: str) -> builtins.list[ExperimentBranch]:
+        """The branches of an experiment, in the order in which they begin."""
         pk = self._number(name)
         return [_decode_branch(row) for row in self._db.read(_BRANCH_SELECT + "WHERE e.pk = ? ORDER BY b.pk", (pk,))]
 
     def describe(self, name: str, digest: str, description: Any, files: bytes | None) -> None:
+        """Record the description anew: of one that came from an earlier version, or whose secrets have other values."""
         text = rows.encode_json(description)
         with self._db.transaction():
             self._db.write(
@@ -92,11 +100,13 @@ class SqlExperiments(ExperimentTable):
             )
 
     def set_ended(self, name: str, why: str | None) -> None:
+        """Record why no other branch begins; None: some may again."""
         with self._db.transaction():
             ended = rows.encode_text_or_none(why)
             self._db.write("UPDATE experiments SET ended = ? WHERE pk = ?", (ended, self._number(name)))
 
     def save(self, name: str, branch: ExperimentBranch) -> None:
+        """Record a branch anew. NotFound: the experiment has none of its label and run."""
         with self._db.transaction():
             changed = self._db.write(
                 "UPDATE experiment_branches SET state = ?, trajectory = ?, outcome = ?"
@@ -107,10 +117,12 @@ class SqlExperiments(ExperimentTable):
                 raise NotFound(f"the experiment {name} has no branch {branch.called}")
 
     def of_trajectory(self, trajectory_id: TrajectoryID) -> tuple[str, ExperimentBranch] | None:
+        """The name of the experiment that a trajectory is a branch of, and that branch."""
         found = self._db.read_one(_BRANCH_SELECT + "WHERE b.trajectory = ?", (trajectory_id,))
         return None if found is None else (found[0], _decode_branch(found))
 
     def remove(self, name: str) -> None:
+        """Forget an experiment with its branches' records."""
         with self._db.transaction():
             pk = self._number(name)
             self._db.write("DELETE FROM experiment_branches WHERE experiment = ?", (pk,))
@@ -132,7 +144,7 @@ def _no(name: str) -> NotFound:
 
 
 def _own_condition() -> tuple[str, tuple[Value, ...]]:
-    """A condition on a row: the present tenant sees the snapshot that it began from."""
+    """SQL that is true for an experiment whose snapshot the present tenant sees, and its values."""
     condition, values = own_condition()
     if not values:
         return condition, values

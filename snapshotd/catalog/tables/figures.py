@@ -1,4 +1,4 @@
-"""Sums and counts in SQLite. See `parts.py`.
+"""Sums and counts in the catalog's database.
 
 The sums of trajectories are kept in memory, up to the row number of a snapshot. Rows come in the order of their numbers,
 and what a commit binds is complete then, so the next call adds the rows above. Two things happen to older rows: files are
@@ -17,7 +17,7 @@ from typing import Any
 
 from snapshotd.catalog import rows
 from snapshotd.catalog.database import CatalogDatabase, Row
-from snapshotd.catalog.parts import CallFacts, Figures, NumberedSnapshot, TrajectoryTotals
+from snapshotd.catalog.parts import CallFacts, NumberedSnapshot, TrajectoryTotals
 from snapshotd.kernel import turns
 from snapshotd.types import LayerID, ModelUse, SideEffect, SnapshotID, SnapshotState, TrajectoryID
 
@@ -91,7 +91,9 @@ class _Own:
         return TrajectoryTotals(self.snapshots, self.newest[1], self.file_bytes, self.layers, self.model.sum())
 
 
-class SqlFigures(Figures):
+class Figures:
+    """Reads over many rows: lists, sums, counts. Each method reads in pages, so that a step never waits for more than one page."""
+
     def __init__(self, db: CatalogDatabase) -> None:
         self._db = db
         self._one_at_a_time = threading.Lock()
@@ -101,6 +103,8 @@ class SqlFigures(Figures):
         """Rows of snapshots whose files were not counted when they were added."""
 
     def totals(self, only: TrajectoryID | None = None) -> dict[TrajectoryID, TrajectoryTotals]:
+        """Every trajectory that has snapshots of its own, or one. Cost: the snapshots that came since the last call, since the
+        sums are kept in memory."""
         with self._one_at_a_time:
             while self._add_page():
                 turns.give_way()
@@ -152,6 +156,7 @@ class SqlFigures(Figures):
                 self._own[self._uncounted.pop(pk)].file_bytes += file_bytes
 
     def facts(self, snapshot_ids: Sequence[SnapshotID]) -> dict[SnapshotID, CallFacts]:
+        """The facts of snapshots. One that has none, or does not exist, is left out."""
         uses: dict[SnapshotID, _Use] = {}
         calls: dict[SnapshotID, tuple[SideEffect, str | None]] = {}
         for ids in _pages(snapshot_ids):
@@ -167,6 +172,7 @@ class SqlFigures(Figures):
         }
 
     def rows(self, after: int, limit: int) -> list[NumberedSnapshot]:
+        """The first snapshots in rows above `after`."""
         found = self._db.read(
             "SELECT s.pk, s.id, t.id, s.seq FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory"
             " WHERE s.pk > ? ORDER BY s.pk LIMIT ?",
@@ -175,6 +181,7 @@ class SqlFigures(Figures):
         return [NumberedSnapshot(*row) for row in found]
 
     def states(self) -> Mapping[SnapshotState, int]:
+        """Number of snapshots in each state, also 0."""
         found = dict.fromkeys(SnapshotState, 0)
         last = 0
         while page := self._db.read(

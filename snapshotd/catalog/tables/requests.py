@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 
 from snapshotd.catalog.database import CatalogDatabase
-from snapshotd.catalog.parts import RequestTable
 from snapshotd.errors import Conflict
 from snapshotd.types import RequestKey
 
@@ -29,15 +28,21 @@ def add_request(db: CatalogDatabase, request: RequestKey | None, made: Sequence[
     db.write("DELETE FROM requests WHERE pk <= (SELECT max(pk) FROM requests) - ?", (KEPT_MAX,))
 
 
-class SqlRequests(RequestTable):
+class RequestTable:
+    """Requests with an idempotency key, and what each has made. A row is kept for a day."""
+
     def __init__(self, db: CatalogDatabase) -> None:
         self._db = db
 
     def add(self, request: RequestKey | None, made: Sequence[str]) -> None:
+        """Record the ids of what a request has made, where that is not in the catalog. The catalog's methods with a
+        parameter `request` do the same in their own transaction. None: the request has no key, and nothing is recorded."""
         with self._db.transaction():
             add_request(self._db, request, made)
 
     def find(self, request: RequestKey) -> tuple[str, ...] | None:
+        """The ids of what the request has made (snapshots of a step or tag, trajectories, a command); None: nothing, or
+        it was a day ago. Conflict: the key is another request's."""
         row = self._db.read_one("SELECT digest, made, created_at_ns FROM requests WHERE key = ?", (request.key,))
         if row is None or row[2] < request.at_ns - KEPT_NS:
             return None
@@ -49,5 +54,6 @@ class SqlRequests(RequestTable):
         return tuple(json.loads(row[1]))
 
     def forget(self, request: RequestKey) -> None:
+        """The request has made nothing that stays. Not an error when it is not recorded."""
         with self._db.transaction():
             self._db.write("DELETE FROM requests WHERE key = ?", (request.key,))

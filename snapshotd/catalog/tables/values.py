@@ -12,7 +12,6 @@ from typing import Any
 
 from snapshotd.catalog import rows
 from snapshotd.catalog.database import CatalogDatabase, Row
-from snapshotd.catalog.parts import KeyValues
 from snapshotd.errors import Conflict, LimitExceeded, NotFound, UsageError
 from snapshotd.types import StoredValue
 
@@ -29,9 +28,11 @@ FROM keys k JOIN key_versions v ON v.key = k.pk
 """
 
 
-class SqlValues(KeyValues):
-    """See `base.KeyValues`. LimitExceeded: a tenant, namespace or key of more than 1,024 bytes; a value that nests too
-    deep. UsageError: an empty key; a value that is not JSON."""
+class KeyValues:
+    """The key-value store across trajectories: it outlives runs, and every trajectory. Versions of a key begin at 1 and
+    only grow, also across deletion. An expired value reads as if it were not there, and `sweep` removes it. LimitExceeded:
+    a tenant, namespace or key of more than 1,024 bytes; a value that nests too deep. UsageError: an empty key; a value
+    that is not JSON."""
 
     def __init__(self, db: CatalogDatabase) -> None:
         self._db = db
@@ -48,6 +49,9 @@ class SqlValues(KeyValues):
         expected_version: int | None = None,
         request: str | None = None,
     ) -> StoredValue:
+        """A new version. `expected_version` 0: the key must not exist; else the version it must have. Conflict (naming
+        the version). `request`, here and below: the caller's name for this change. The caller repeats it when it does
+        not know if the change was made; a change that was made is not made again, and gets the same answer."""
         text = rows.encode_json(value)
         with self._db.transaction():
             number, latest = self._key(tenant, namespace, key)
@@ -58,6 +62,7 @@ class SqlValues(KeyValues):
             return self._add(number, latest, text, now_ns, expires_at_ns, request)
 
     def get(self, tenant: str, namespace: str, key: str, *, now_ns: int, version: int | None = None) -> StoredValue:
+        """The newest value of a key, or the one of `version`. NotFound."""
         with self._db.lock:
             row = self._db.read_one(_KEY_SELECT, _names(tenant, namespace, key))
             found = None if row is None else self._find_live(row[0], row[1] if version is None else version, now_ns)
@@ -75,6 +80,7 @@ class SqlValues(KeyValues):
         expected_version: int | None = None,
         request: str | None = None,
     ) -> None:
+        """Recorded as a version. NotFound, Conflict."""
         with self._db.transaction():
             number, latest = self._key(tenant, namespace, key)
             if self._find_change(number, request) is not None:
@@ -95,8 +101,10 @@ class SqlValues(KeyValues):
         limit: int = 100,
         after: str = "",
     ) -> list[StoredValue]:
-        """As in `base`. A key that several namespaces have is never torn apart: the last one's values come all, beyond
-        `limit` if need be. Cost: the keys of the namespace and those below it, and the values that are decoded."""
+        """The newest versions in order of their keys: keys that begin with `prefix` and come behind `after`, in
+        `namespace` and those below it ("a" has "a/b" below it). `where`: fields (dotted paths) of the value that must
+        equal these JSON scalars. Versions of one key in several namespaces come together, beyond `limit` if need be. Cost:
+        the keys of the namespace and those below it, and the values that are decoded."""
         fits = _filter(where or {})
         found: list[StoredValue] = []
         with self._db.lock:
@@ -112,10 +120,12 @@ class SqlValues(KeyValues):
         return found
 
     def history(self, tenant: str, namespace: str, key: str) -> list[StoredValue]:
+        """All versions that are kept, newest first; empty if there are none."""
         where = "WHERE k.tenant = ? AND k.namespace = ? AND k.key = ? ORDER BY v.version DESC"
         return [_decode(row) for row in self._db.read(_SELECT + where, _names(tenant, namespace, key))]
 
     def sweep(self, *, now_ns: int, keep_versions: int) -> int:
+        """Remove expired values, and versions of a key beyond the newest `keep_versions`. Returns their number."""
         with self._db.transaction():
             expired = self._db.write("DELETE FROM key_versions WHERE expires_at_ns <= ?", (now_ns,))
             return expired + self._db.write(

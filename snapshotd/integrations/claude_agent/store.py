@@ -156,7 +156,7 @@ def _calls_before(entries: list[SessionStoreEntry], message: str) -> list[str]:
 
 
 def _settings_of(options: ClaudeAgentOptions) -> dict[str, Any]:
-    """UsageError: they are no JSON object."""
+    """The settings that the options name or hold. UsageError: they are no JSON object."""
     text = options.settings or "{}"
     try:
         settings = json.loads(text if text.lstrip().startswith("{") else (Path(options.cwd or ".") / text).read_text())

@@ -16,16 +16,18 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any
-from weakref import WeakValueDictionary
 
 from snapshotd.api.trajectories import TrajectoryInfo
 from snapshotd.client import AsyncSnapshotd
 from snapshotd.client.exchange import use_keys
 from snapshotd.errors import Conflict, NotFound, SnapshotdError
-from snapshotd.integrations.e2b.failures import WireError, gone, not_found
+from snapshotd.integrations.e2b.failures import WireError, failure_of, gone, not_found
+from snapshotd.integrations.e2b.locks import NamedLocks
 from snapshotd.integrations.e2b.records import Box, Records
 
 _AGAIN_S = 5.0
+_MAY_BE_GONE = ("not_found", "unauthenticated", "gone")
+"""Codes of a failure within a sandbox that a removed one has, too: no such file or process, no such user, no such port."""
 _log = logging.getLogger(__name__)
 
 Leaver = Callable[[str], Awaitable[object]]
@@ -42,14 +44,14 @@ class Boxes:
         """`removes`: a sandbox that was killed is removed, with its history."""
         self._client, self._records, self._on_leave, self._on_start = client, records, on_leave, on_start
         self._removes = removes
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._lock = NamedLocks()
         self._ends: list[tuple[float, str]] = []
         self._sooner = asyncio.Event()
 
     # -- the set of sandboxes ------------------------------------------------------------------------------------------
 
     async def find(self, owner: str | None, sandbox: str) -> Box:
-        """A sandbox of this owner; None: whosever it is. WireError: there is none."""
+        """A sandbox of this owner; None: of any owner. WireError: there is no such sandbox."""
         box = await self._records.find(Box, sandbox)
         if box is None or owner not in (None, box.owner) or await self._was_removed(box):
             raise not_found(sandbox)
@@ -67,18 +69,31 @@ class Boxes:
         return box
 
     async def ensure_running(self, sandbox: str) -> Box:
-        """A sandbox for a request within it, which resumes it. WireError: there is none that runs."""
+        """Resume a sandbox that is paused, for a request within it. WireError: there is none that runs. A sandbox that a
+        person has removed is found out by the request itself (`failure`)."""
         box = await self.find_reachable(sandbox)
-        if await self._was_removed(box):
-            raise gone(sandbox)
         if box.paused:
             box, _ = await self.resume(box.owner, sandbox, None)
         if box.paused:
             raise gone(sandbox)
         return box
 
+    async def check_there(self, box: Box) -> None:
+        """WireError: a person has removed the sandbox. Requests within it that ask the daemon nothing else need this."""
+        if await self._was_removed(box):
+            raise gone(box.id)
+
+    async def failure(self, box: Box, error: SnapshotdError | WireError) -> WireError:
+        """The failure of a request within a sandbox: the sandbox is gone, where that is why something in it was not found."""
+        failure = error if isinstance(error, WireError) else failure_of(error)
+        if failure.code in _MAY_BE_GONE:
+            with contextlib.suppress(SnapshotdError):  # the daemon does not say: the failure stands
+                if await self._was_removed(box):
+                    return gone(box.id)
+        return failure
+
     async def _was_removed(self, box: Box) -> bool:
-        """True if a person has removed its trajectory. Then the server forgets it."""
+        """True if a person has removed the sandbox's trajectory. Then the server forgets the sandbox."""
         try:
             await self._client.trajectory(box.id)
             return False
@@ -90,7 +105,7 @@ class Boxes:
     # -- their life ----------------------------------------------------------------------------------------------------
 
     async def create(self, snapshot: str, variant: dict[str, Any], draft: Box, *, key: str | None = None) -> Box:
-        """A sandbox from a snapshot; `variant`: its network and limits. `draft`: what it is to be, without its id. `key`:
+        """Make a sandbox from a snapshot. `variant`: its network and limits. `draft`: what it is to be, without its id. `key`:
         under it, it is made once."""
         with use_keys(f"e2b {draft.owner} {key}") if key is not None else contextlib.nullcontext():
             made = await self._client.fork(snapshot, variants={"sandbox": variant}, idle_timeout=0)
@@ -99,7 +114,7 @@ class Boxes:
         return await self._add(made.trajectories[0], draft)
 
     async def fork(self, owner: str, sandbox: str, count: int, timeout_s: float) -> list[Box]:
-        """`count` sandboxes with the files that it has now. All or none."""
+        """Make `count` sandboxes with the present files of another one, all or none."""
         box = await self.find(owner, sandbox)
         snapshot = await self.take_snapshot(box)
         now = time.time()
@@ -125,7 +140,7 @@ class Boxes:
             return (await self._client.snapshot(box.id)).id  # it does not run: its head is that
 
     async def set_end(self, owner: str, sandbox: str, timeout_s: float) -> None:
-        """It ends so many seconds from now."""
+        """Let a sandbox end `timeout_s` from now. WireError: it is paused."""
         async with self._lock(sandbox):
             box = await self.find(owner, sandbox)
             if box.paused:
@@ -138,7 +153,7 @@ class Boxes:
             await self._records.put(dataclasses.replace(await self.find(owner, sandbox), network=network))
 
     async def pause(self, owner: str | None, sandbox: str) -> None:
-        """WireError: it is paused already."""
+        """Take a last snapshot of a sandbox and stop it. WireError: it is paused already."""
         async with self._lock(sandbox):
             box = await self.find(owner, sandbox)
             if box.paused:
@@ -148,8 +163,8 @@ class Boxes:
             await self._put(dataclasses.replace(box, paused=True))
 
     async def resume(self, owner: str, sandbox: str, timeout_s: float | None) -> tuple[Box, bool]:
-        """The sandbox, running, and if it was paused. Its end is so many seconds from now; if it ran, no sooner than it
-        was."""
+        """Start a sandbox if it is paused. Returns it, and whether it was paused. It ends `timeout_s` from now, or later if it
+        ran and had more time left."""
         async with self._lock(sandbox):
             box = await self.find(owner, sandbox)
             paused = box.paused
@@ -165,7 +180,7 @@ class Boxes:
             return box, paused
 
     async def kill(self, owner: str | None, sandbox: str) -> None:
-        """WireError: there is no such sandbox."""
+        """Stop a sandbox and forget it. WireError: there is no such sandbox."""
         async with self._lock(sandbox):
             box = await self.find(owner, sandbox)
             await self._on_leave(sandbox)
@@ -189,13 +204,6 @@ class Boxes:
         if not box.paused:
             heapq.heappush(self._ends, (box.ends_at, box.id))
             self._sooner.set()
-
-    def _lock(self, sandbox: str) -> asyncio.Lock:
-        """Changes of one sandbox come one behind the other."""
-        lock = self._locks.get(sandbox)
-        if lock is None:
-            lock = self._locks[sandbox] = asyncio.Lock()
-        return lock
 
     # -- their end -----------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from snapshotd.api.record import Json
 from snapshotd.errors import SnapshotdError
 from snapshotd.integrations.e2b.bodies import json_object, read_body
-from snapshotd.integrations.e2b.failures import WireError, failure_of
+from snapshotd.integrations.e2b.failures import WireError
 
 MESSAGE_MAX_BYTES = 8 << 20
 """The longest message: a command's words, or a piece of its input."""
@@ -34,6 +34,7 @@ _UNARY, _STREAM = "application/json", "application/connect+json"
 _log = logging.getLogger(__name__)
 
 Messages = AsyncIterator[Json]
+Failure = Callable[[SnapshotdError | WireError], Awaitable[WireError]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +46,22 @@ class Rpc:
     serving: Callable[[Any, Json], Messages] | None = None
     taking: Callable[[Any, Messages], Awaitable[Json]] | None = None
 
-    async def answer(self, call: Any, request: Request, stopping: asyncio.Event) -> Response:
-        """`call`: the context that the method gets. `stopping`: streams end with it. WireError: before anything was
-        sent."""
+    async def answer(self, call: Any, request: Request, stopping: asyncio.Event, failure: Failure) -> Response:
+        """`call`: the context that the method gets. `stopping`: streams end with it. `failure`: says what an error is to the
+        client. WireError, or an error of the daemon: before anything was sent."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != (_UNARY if self.unary is not None else _STREAM):
             return Response(status_code=415, headers={"Accept-Post": f"{_UNARY}, {_STREAM}"})
         if request.headers.get("connect-content-encoding", "identity") != "identity":
             raise WireError("unimplemented", "compressed messages are not read; send them as they are")
         if self.unary is not None:
-            return await _unary(self.unary(call, json_object(await read_body(request, MESSAGE_MAX_BYTES))))
+            return JSONResponse(await self.unary(call, json_object(await read_body(request, MESSAGE_MAX_BYTES))))
         if self.taking is not None:
-            return _Stream(_once(self.taking(call, _messages(request))), stopping, reads=True)
+            return _Stream(_once(self.taking(call, _messages(request))), stopping, failure, reads=True)
         assert self.serving is not None
         async with aclosing(cast(Any, _messages(request))) as messages:
             async for message in messages:
-                return _Stream(self.serving(call, message), stopping)
+                return _Stream(self.serving(call, message), stopping, failure)
         raise WireError("invalid_argument", "the call has no message; send one")
 
 
@@ -80,9 +81,9 @@ def bytes_of(message: Json, name: str) -> bytes | None:
         raise WireError("invalid_argument", f"`{name}` is no base64: {exc}") from exc
 
 
-def text(message: Json, name: str, default: str = "") -> str:
-    """A field of text. WireError: it is none."""
-    found = message.get(name, default)
+def text(message: Json, name: str) -> str:
+    """A field of text; empty if it is not there. WireError: it is no text."""
+    found = message.get(name, "")
     if not isinstance(found, str) or "\0" in found:
         raise WireError("invalid_argument", f"`{name}` has to be a text without NUL")
     return found
@@ -94,15 +95,6 @@ def part(message: Json, name: str) -> Json:
     if not isinstance(found, dict):
         raise WireError("invalid_argument", f"`{name}` has to be an object")
     return found
-
-
-async def _unary(answer: Awaitable[Json]) -> Response:
-    try:
-        return JSONResponse(await answer)
-    except SnapshotdError as exc:
-        return error_of(failure_of(exc))
-    except WireError as exc:
-        return error_of(exc)
 
 
 async def _once(answer: Awaitable[Json]) -> Messages:
@@ -136,19 +128,18 @@ def _check_length(length: int) -> None:
 class _Stream(Response):
     """An answer of several messages. Ends when the client goes away, also while there is nothing to send."""
 
-    def __init__(self, messages: Messages, stopping: asyncio.Event, *, reads: bool = False) -> None:
-        """`reads`: `messages` reads the body itself, and meets the end of the client there."""
+    def __init__(self, messages: Messages, stopping: asyncio.Event, failure: Failure, *, reads: bool = False) -> None:
+        """`reads`: `messages` itself reads the request's body, and notices there when the client goes away."""
         super().__init__(media_type=_STREAM)
         del self.headers["content-length"]
-        self._answered, self._stopping, self._reads = messages, stopping, reads
+        self._answered, self._stopping, self._failure, self._reads = messages, stopping, failure, reads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        late = _Late(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         if self._reads:
-            await self._send(_Late(send, start))
+            await self._send(late)
             return
-        await send(start)
-        sending = asyncio.create_task(self._send(send))
+        sending = asyncio.create_task(self._send(late))
         leaving, stopping = asyncio.create_task(_wait_for_leave(receive)), asyncio.create_task(self._stopping.wait())
         others = (leaving, stopping)
         try:
@@ -159,20 +150,22 @@ class _Stream(Response):
             await asyncio.gather(sending, *others, return_exceptions=True)
         if sending.cancelled() and self._stopping.is_set():
             last = _error_json(WireError("unavailable", "the server was stopped; connect again when it is back"))
-            await send({**_frame(_END, last), "more_body": False})
+            await late({**_frame(_END, last), "more_body": False})
         if not sending.cancelled() and (error := sending.exception()) is not None:
             raise error
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: _Late) -> None:
+        """WireError: the sandbox is gone, and nothing was sent."""
         last: Json = {}
         try:
             async with aclosing(cast(Any, self._answered)) as messages:
                 async for message in messages:
                     await send(_frame(0, message))
-        except SnapshotdError as exc:
-            last = _error_json(failure_of(exc))
-        except WireError as exc:
-            last = _error_json(exc)
+        except (SnapshotdError, WireError) as exc:
+            failure = await self._failure(exc)
+            if failure.code == "gone" and not send.has_sent:
+                raise failure from exc
+            last = _error_json(failure)
         except (ClientDisconnect, OSError):
             return
         except Exception:  # noqa: BLE001 - the answer has begun: the client gets the error in it
@@ -182,15 +175,16 @@ class _Stream(Response):
 
 
 class _Late:
-    """Sends the head with the first piece. A client that gets a head while it sends its body may take the rest back."""
+    """Sends the head with the first piece: until then another answer may take its place, and a client that gets a head while
+    it sends its body may take the rest back."""
 
     def __init__(self, send: Send, start: Json) -> None:
-        self._send, self._start = send, start
+        self._send, self._start, self.has_sent = send, start, False
 
     async def __call__(self, piece: MutableMapping[str, Any]) -> None:
-        if self._start:
+        if not self.has_sent:
+            self.has_sent = True
             await self._send(self._start)
-            self._start = {}
         await self._send(piece)
 
 
@@ -204,6 +198,6 @@ def _frame(flags: int, message: Json) -> Json:
 
 
 async def _wait_for_leave(receive: Receive) -> None:
-    """Returns when the client has gone away. The body has been read."""
+    """Wait until the client has gone away. The request's body has to be read by then."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -52,7 +52,7 @@ class AccessKeys:
     secret: bytes
 
     def owner(self, headers: Headers) -> str:
-        """The tenant of a request's key. WireError: it has none, or one that is not known."""
+        """The tenant of a request's key. WireError: it has no key, or an unknown one."""
         given = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
         found = [owner for key, owner in self.owners.items() if hmac.compare_digest(given.encode(), key.encode())]
         if not found:
@@ -66,7 +66,7 @@ class AccessKeys:
         return hmac.new(self.secret, f"{purpose}:{sandbox}".encode(), hashlib.sha256).hexdigest()
 
     def check(self, given: str | None, sandbox: str, purpose: str = "envd") -> None:
-        """WireError: that is not the token."""
+        """WireError: the given text is not the token of the sandbox."""
         if given is None or not hmac.compare_digest(given.encode(), self.token(sandbox, purpose).encode()):
             raise WireError("unauthenticated", "the access token of the sandbox is missing or wrong")
 

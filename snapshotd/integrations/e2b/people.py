@@ -62,7 +62,7 @@ class People:
         return self._known[sandbox]
 
     async def find(self, box: Box, name: str | None) -> Person:
-        """The user of this name; None: the sandbox's own. WireError: there is none."""
+        """Find a user of a sandbox by name; None: the sandbox's own user. WireError: it has no such user."""
         wanted = name or box.user
         found = (await self.names(box.id)).people.get(wanted)
         if found is None:
@@ -72,7 +72,7 @@ class People:
         return found
 
     def path(self, box: Box, person: Person, path: str) -> str:
-        """The absolute path that is meant. `..` cannot lead above the root."""
+        """The absolute form of a path that the client gave. `..` does not lead above the root."""
         if path == "~" or path.startswith("~/"):
             path = person.home + path[1:]
         return posixpath.normpath(posixpath.join("/", self.cwd(box, person), path)).replace("//", "/", 1)

@@ -31,7 +31,7 @@ class BoxRecord:
 
     @classmethod
     def of(cls, value: dict[str, Any]) -> Self:
-        """From the store; what a newer server has added is left out."""
+        """The record in a value of the store, without the fields that a newer server has added."""
         known = {one.name for one in dataclasses.fields(cls)}
         return cls(**{name: item for name, item in value.items() if name in known})
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -48,7 +48,6 @@ READY_S = 120.0
 """So long the start command of a template may take until its ready command passes."""
 _HOST = re.compile(r"([0-9]{1,5})-([0-9a-z]{8,40})\.(.+)", re.IGNORECASE)
 _READY = 'n=0; until (eval "$1"); do n=$((n + 1)); [ "$n" -lt 400 ] || exit 1; sleep 0.3; done'
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +179,10 @@ class E2BServer:
             if not box.is_public:
                 self._keys.check(headers.get(TRAFFIC_TOKEN), sandbox, "traffic")
             await self._boxes.ensure_running(sandbox)
-            await self._traffic.pass_on(sandbox, port, scope, receive, send)
+            if scope["type"] == "websocket":
+                await self._boxes.check_there(box)
+            async with self._within(box):
+                await self._traffic.pass_on(sandbox, port, scope, receive, send)
             return
         if scope["type"] != "http":
             raise WireError("not_found", "the API of a sandbox has no WebSockets")
@@ -191,17 +193,29 @@ class E2BServer:
         if scope["path"] != "/health":
             self._keys.check(headers.get("x-access-token"), sandbox)
         box = await self._boxes.ensure_running(sandbox)  # this resumes it, so the token is checked before
-        await (await self._answer(box, request))(scope, receive, send)
+        async with self._within(box):
+            await (await self._answer(box, request))(scope, receive, send)
+
+    @contextlib.asynccontextmanager
+    async def _within(self, box: Box) -> AsyncIterator[None]:
+        """Inside the block, errors are those of a request within a sandbox. WireError."""
+        try:
+            yield
+        except (WireError, SnapshotdError) as exc:
+            raise await self._boxes.failure(box, exc) from exc
 
     async def _answer(self, box: Box, request: Request) -> Response:
         method, path = request.method, request.url.path
         rpc = self._methods.get(path)
         if rpc is not None and method == "POST":
             person = await self._people.find(box, basic_user(request.headers.get("authorization")))
-            return await rpc.answer(InnerCall.of(box, person, request.headers), request, self._stopping)
+            call = InnerCall.of(box, person, request.headers)
+            return await rpc.answer(call, request, self._stopping, partial(self._boxes.failure, box))
         if path == "/files" and method in ("GET", "POST"):
             name = request.query_params.get("username") or basic_user(request.headers.get("authorization"))
             return await self._file(box, request, name)
+        if method == "GET" and path in ("/health", "/metrics", "/envs"):
+            await self._boxes.check_there(box)
         if (method, path) == ("GET", "/health"):
             return Response(status_code=204)
         if (method, path) == ("GET", "/metrics"):
@@ -230,7 +244,10 @@ class E2BServer:
             query.get("signature_expiration"),
         )
         box = await self._boxes.ensure_running(box.id)
-        await (await self._file(box, request, query.get("username") or None))(scope, receive, send)  # as it is signed
+        async with self._within(box):
+            await (await self._file(box, request, query.get("username") or None))(
+                scope, receive, send
+            )  # as it is signed
 
     async def _refuse(self, failure: WireError, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":

@@ -26,7 +26,7 @@ from websockets.typing import Subprotocol
 
 from snapshotd.client import AsyncSnapshotd
 from snapshotd.client.verbs.ports import AsyncPort
-from snapshotd.integrations.e2b.failures import WireError, answer
+from snapshotd.integrations.e2b.failures import WireError
 
 _OF_CONNECTION = {
     "connection",
@@ -118,11 +118,10 @@ class _Way:
             answered = await self._http.handle_async_request(asked)
         except (ClientDisconnect, OSError):
             return
-        except httpx2.HTTPError:
-            await answer(
-                WireError("gone", f"the sandbox is running but port {self._number} is not open: The port is not open")
-            )(scope, receive, send)
-            return
+        except httpx2.HTTPError as exc:
+            raise WireError(
+                "gone", f"the sandbox is running but port {self._number} is not open: The port is not open"
+            ) from exc
         response = StreamingResponse(_raw(answered), answered.status_code)
         response.raw_headers = [
             (name.lower(), value) for name, value in answered.headers.raw if name.lower().decode() not in _OF_CONNECTION

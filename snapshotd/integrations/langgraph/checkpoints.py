@@ -103,7 +103,7 @@ class Checkpoints:
         self._named_last: dict[CheckpointPlace, tuple[str, int]] = {}
         """The latest checkpoint that was stored: (id, row). Writes and the next checkpoint mostly name it."""
         self._bodies: OrderedDict[int, tuple[bytes, Body]] = OrderedDict()
-        """As they were stored last; read back they count only if the bytes are the same."""
+        """By row, with the bytes they were stored as: a body is used only where the file still has these bytes."""
         self._commits = Commits(database, self._forget)
 
     def put(
@@ -178,7 +178,7 @@ class Checkpoints:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """A transaction; what it stored is forgotten if it fails."""
+        """A transaction. If it fails, what was remembered of its rows is forgotten."""
         try:
             with self.db.transaction():
                 yield
@@ -218,8 +218,8 @@ class Checkpoints:
         return [row[0] for row in rows]
 
     def page(self, numbers: Iterable[int], wanted: Mapping[str, Any]) -> list[FoundCheckpoint]:
-        """The rows that are still there and whose metadata has all of `wanted`, in that order. Within
-        `reading`."""
+        """The checkpoints in these rows, in this order, without those that are gone or whose metadata lacks something of
+        `wanted`. Within `reading`."""
         rows = self.db.read(
             f"{_SELECT.replace('FROM', 'FROM json_each(?) CROSS JOIN', 1)} WHERE c.pk = value AND c.shown",
             (json_array(numbers),),
@@ -314,7 +314,7 @@ class Checkpoints:
         return place
 
     def _ensure_named(self, place: CheckpointPlace, checkpoint: str) -> int:
-        """The row of a checkpoint, which may be nothing but its name so far."""
+        """The row of a checkpoint. A checkpoint that is not stored yet gets a row with its name alone."""
         last = self._named_last.get(place)
         if last is not None and last[0] == checkpoint:
             return last[1]

@@ -27,7 +27,7 @@ class _Job:
 
 
 class Commits:
-    """Thread-safe. `failed` is called, within the database's lock, after anything was rolled back."""
+    """Thread-safe. `failed` is called after each rollback, while the database's lock is held."""
 
     def __init__(self, database: Database, failed: Callable[[], None]) -> None:
         self._db, self._failed = database, failed

@@ -61,7 +61,7 @@ def cut(kind: str, data: bytes) -> Pieces:
 
 
 def cut_rest(data: bytes, head: int, ends: Sequence[int]) -> Pieces:
-    """The pieces of an array whose first ones end there. The last of these ends with an element."""
+    """The pieces of an array whose first pieces are known by their `ends`; the last known one ends with an element."""
     at, found = head + (ends[-1] if ends else 0), list[int]()
     while at < len(data):
         at = _skip(data, at)
@@ -77,7 +77,7 @@ def head_of(data: bytes) -> int:
 
 
 def _group(data: bytes, head: int, at: int, items: list[int]) -> tuple[list[int], int]:
-    """(ends, settled) of pieces from `at` behind the head on, which are made of items that end there."""
+    """(ends, settled) of the pieces that begin at `at` behind the head. `items`: the ends of the items to group."""
     ends, settled, begin = list[int](), 0, head + at
     for end in items:
         if end - begin >= _LEAST_BYTES or end == len(data):

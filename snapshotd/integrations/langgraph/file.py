@@ -151,7 +151,7 @@ def _check_log(path: Path) -> None:
 
 
 def _migrate(database: Database) -> None:
-    """In one transaction, however many processes try."""
+    """Bring the tables to the present format in one transaction, however many processes try."""
     if database.pragma("user_version") == FORM.version:
         return
     with database.transaction():

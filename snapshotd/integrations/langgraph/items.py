@@ -104,7 +104,7 @@ class Items:
         return (item for item in found if not wanted or fits(item.value, dict(wanted)))
 
     def namespaces(self) -> list[Namespace]:
-        """In order."""
+        """All namespaces, in order."""
         rows = self._db.read(f"SELECT DISTINCT i.ns FROM item i {self._below}", self._within(()))
         return sorted(decode(row[0]) for row in rows)
 

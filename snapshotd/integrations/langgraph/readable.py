@@ -78,7 +78,7 @@ def _check(value: Any, data: bytes) -> None:
 
 
 def _name(data: bytes) -> None:
-    """UsageError naming the class of an extension, if it has one."""
+    """UsageError: the extension names a class, which could not be made."""
 
     def parse_class(number: int, inner: bytes) -> Any:
         return (

@@ -25,7 +25,7 @@ class HeldCheckpoint(NamedTuple):
     writes: list[tuple[str, str, Held]]
 
     def tuple(self, serde: SerializerProtocol, templates: Templates) -> CheckpointTuple:
-        """As LangGraph has it. UsageError: a class cannot be read back."""
+        """The checkpoint in LangGraph's own form. UsageError: a class cannot be read back."""
         found = self.found
         checkpoint = cast(dict[str, Any], load(serde, *found.body.state))
         checkpoint["id"] = found.id
@@ -60,7 +60,7 @@ class CheckpointReader:
                 return None if found is None else _read_held(all_, [found])[0]
 
     def some(self, numbers: Iterable[int], wanted: Mapping[str, Any]) -> list[HeldCheckpoint]:
-        """The ones that are still there and have this metadata."""
+        """The checkpoints in these rows that are still there and have this metadata."""
         with self._moment() as all_:
             return _read_held(all_, all_.page(numbers, wanted))
 
@@ -110,7 +110,7 @@ class CheckpointReader:
 
 
 def _read_held(all_: Checkpoints, found: Sequence[FoundCheckpoint]) -> list[HeldCheckpoint]:
-    """Reads the pieces of all their values at once."""
+    """Read the pieces of all values of these checkpoints at once."""
     pieces = all_.values.load([value for each in found for value in _values_of(each)])
     return [_hold_all(all_, each, pieces) for each in found]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Sequence
-from typing import Literal
 
 from snapshotd.errors import Conflict, NotFound, UsageError
 from snapshotd.integrations.langgraph.checkpoints import Body, Checkpoints, unpack_value
@@ -18,8 +17,6 @@ from snapshotd.integrations.langgraph.values import json_array
 _DELTAS = "counters_since_delta_snapshot"
 """The metadata that names a checkpoint's channels of that kind (`CheckpointMetadata` in langgraph.checkpoint.base)."""
 _LATER = "SELECT pk, metadata FROM checkpoint WHERE space = ? AND shown"
-
-Strategy = Literal["keep_latest", "delete"]
 
 
 class Removal:
@@ -58,8 +55,8 @@ class Removal:
                 self._sweep(family)
 
     def prune(self, threads: Iterable[str], strategy: str) -> None:
-        """Remove all checkpoints of threads but the one with the greatest id in each namespace, or with the strategy
-        "delete" all. Missing threads are no error. UsageError: another strategy."""
+        """Remove the checkpoints of threads: with the strategy "keep_latest" all but the one with the greatest id in each
+        namespace, with "delete" all. Missing threads are no error. UsageError: another strategy."""
         if strategy not in ("keep_latest", "delete"):
             raise UsageError(f"there is no strategy {strategy!r} to prune by: it is 'keep_latest' or 'delete'")
         for thread in threads:
@@ -113,7 +110,8 @@ class Removal:
         )
 
     def _reduce(self, space: int, gone: set[int]) -> None:
-        """Remove checkpoints of a namespace, or hide those that the remaining ones need."""
+        """Remove the checkpoints in the rows `gone`. A checkpoint that the remaining ones need for
+        delta channels is hidden."""
         parents: dict[int, int | None] = dict(
             self._db.read("SELECT pk, parent FROM checkpoint WHERE space = ?", (space,))
         )
@@ -137,7 +135,7 @@ class Removal:
     def _find_needed(
         self, parents: dict[int, int | None], kept: Iterable[tuple[int, Collection[str] | None]]
     ) -> dict[int, set[str]]:
-        """The checkpoints that make up the delta channels of the remaining ones, and which channels."""
+        """Row to channels: the checkpoints that the remaining ones need, and for which of their delta channels."""
         needed: dict[int, set[str]] = {}
         for start, channels in kept:
             left, pk = set(channels or ()), parents.get(start)

@@ -113,7 +113,8 @@ class SnapshotdStore(BaseStore):
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _prepare(self, ops: Iterable[Op]) -> tuple[list[Op], _Texts, list[str]]:
-        """The operations, the texts of what they put, and their queries. UsageError; InvalidNamespaceError."""
+        """Check the operations. Returns them, the texts of the values that they put, and their queries. UsageError;
+        InvalidNamespaceError."""
         todo, texts, queries = list(ops), _Texts(), dict[str, None]()
         for op in todo:
             validate_op_namespace(op)
@@ -191,7 +192,7 @@ def _fields(item: Stored) -> dict[str, Any]:
 
 
 def _strings(value: object) -> Iterator[str]:
-    """All texts in it, of any depth."""
+    """All texts in a value, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -38,7 +38,7 @@ class Held(NamedTuple):
 
 
 class Template(NamedTuple):
-    """A message that nobody changes."""
+    """A message that is only copied, never changed."""
 
     kind: type[BaseMessage]
     fields: dict[str, Any]
@@ -70,8 +70,8 @@ class Templates:
         return load(serde, value.kind, b"".join([value.head, *value.pieces]))
 
     def _copy_known(self, serde: SerializerProtocol, value: Held) -> list[BaseMessage] | None:
-        """Copies of the messages that were read before, and the others, which are made. None: it has other elements, or is
-        mostly new."""
+        """The list's messages: copies of those that were read before, the others made anew. None: the list has elements that
+        are no messages, or most of it is new."""
         if self._is_mostly_new(value.rows):
             return None
         kept = [self._made.get(row) for row in value.rows]
@@ -88,7 +88,8 @@ class Templates:
         return found if len(found) == _count(value.head) else None
 
     def _learn(self, serde: SerializerProtocol, value: Held, new: Sequence[int]) -> list[list[BaseMessage]] | None:
-        """The messages of each of these pieces; each becomes a template. None: they are too many, or some are none."""
+        """Make the messages of each of these pieces, and keep them as templates. None: they are too many, or a piece has
+        something that is no message."""
         pieces = [value.pieces[place] for place in new]
         if sum(map(len, pieces)) > _KEPT_BYTES:
             return None
@@ -126,7 +127,7 @@ class Templates:
 
 
 def _template(value: Any) -> Template | None:
-    """None: it is no message of LangChain's, or something in it is not plain."""
+    """The template of a message. None: the value is no message of LangChain's, or a field of it is not plain."""
     kind: type[BaseMessage] = type(value)
     if not _is_message(kind) or value.__pydantic_private__ or value.__pydantic_extra__:
         return None
@@ -145,7 +146,7 @@ def _is_message(kind: type) -> bool:
 
 
 def _copy(template: Template) -> BaseMessage:
-    """As pydantic's `__copy__`, in a third of its time."""
+    """Copy a message as pydantic's `__copy__`, in a third of its time."""
     kind, fields, deep, given, is_open = template
     made = kind.__new__(kind)
     _set(made, "__dict__", _copy_fields(fields, deep))

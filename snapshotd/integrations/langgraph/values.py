@@ -100,7 +100,7 @@ class StoredValues:
         return CutValue(kind, data, pieces, hashes, shared)
 
     def store(self, family: int, epoch: int, value: CutValue, before: Packed | None) -> Packed:
-        """Within a transaction: store what is new of it. `before`: the value that it may have grown from."""
+        """Store the pieces of a value that the file lacks, inside a transaction. `before`: the value that it may have grown from."""
         head = value.data[: value.pieces.head]
         if not value.pieces.ends:
             return Packed(value.kind, head)
@@ -126,7 +126,7 @@ class StoredValues:
         return Packed(value.kind, head, (), recipe, len(pks))
 
     def forget(self) -> None:
-        """A transaction was rolled back: what was stored in it is not there, and its row numbers are used again."""
+        """Forget all rows, after a transaction was rolled back: its rows are not there, and their numbers are used again."""
         self._known.clear()
         self._recipes.clear()
         self._pieces.clear()
@@ -137,7 +137,7 @@ class StoredValues:
         return self.pieces_in(value.recipe)[: value.keep] + value.own if value.recipe else value.own
 
     def load_kept(self, values: Iterable[Packed]) -> Mapping[int, bytes] | None:
-        """As `load`, if all of these pieces are in memory; else None."""
+        """As `load`, where all of these pieces are in memory; else None, and the file is not read."""
         known = self._pieces.__contains__
         for value in values:
             if value.recipe and value.recipe not in self._recipes:
@@ -209,6 +209,6 @@ def json_array(numbers: Iterable[int]) -> str:
 
 
 def _count_shared(base: Sequence[int], other: Sequence[int]) -> int:
-    """The number of items at the beginning that are the same in both."""
+    """Length of the common beginning of two lists."""
     both = zip(base, other, strict=False)
     return next((place for place, (one, two) in enumerate(both) if one != two), min(len(base), len(other)))

@@ -289,7 +289,7 @@ async def text_part(pieces: AsyncIterator[bytes], offset: int, most: int) -> Par
 
 
 async def bytes_part(pieces: AsyncIterator[bytes], offset: int, most: int) -> tuple[bytes, int | None]:
-    """The same as bytes, and where the rest begins."""
+    """`most` bytes from byte `offset` on, and where the rest begins; None: there is none."""
     kept, at = bytearray(), 0
     async with closing(pieces):
         async for piece in pieces:
@@ -301,7 +301,7 @@ async def bytes_part(pieces: AsyncIterator[bytes], offset: int, most: int) -> tu
 
 
 async def items_part(items: AsyncIterator[T], offset: int, most: int) -> tuple[list[T], int | None]:
-    """The same of items."""
+    """`most` items from number `offset` on, and the number of the next one; None: there is none."""
     kept: list[T] = []
     number = 0
     async with closing(items):

@@ -75,7 +75,8 @@ class PersonsAnswers:
     async def _reply(
         self, context: Context, approval: ApprovalInfo, ask: Ask
     ) -> ElicitResult | InputRequiredResult | None:
-        """None: the client asks nobody, or has not understood the question, or somebody has decided elsewhere."""
+        """The client's reply to a question. None: the client asks nobody, or has not understood the question, or somebody has decided
+        elsewhere."""
         capabilities = context.client_capabilities
         if not self._elicits or capabilities is None or capabilities.elicitation is None:
             return None
@@ -109,7 +110,8 @@ class PersonsAnswers:
         return reply
 
     async def _decide(self, context: Context, approval: ApprovalInfo, reply: ElicitResult) -> None:
-        """Somebody may have decided it elsewhere meanwhile; that stays. A question that was closed stays open."""
+        """Decide an approval by the client's reply. A decision that was made elsewhere meanwhile stays, and a question that the
+        person closed stays open."""
         content = reply.content or {}
         client = context.session.client_params
         name = client.client_info.name if client is not None and client.client_info is not None else "a client"

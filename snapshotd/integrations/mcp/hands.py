@@ -203,7 +203,7 @@ class HandTools(ToolSet):
 
     @asynccontextmanager
     async def _end_on_cancel(self, end: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
-        """A block that calls `end` if it is cancelled, and waits for it."""
+        """Call `end`, and wait for it, if the block is cancelled."""
         try:
             yield
         except asyncio.CancelledError:

@@ -79,7 +79,7 @@ def _json(value: object) -> str:
 
 
 async def _read_or_fail(read: Callable[[], Awaitable[R]]) -> R:
-    """The content; an error as the protocol has it."""
+    """Read the content of a resource. Errors become those of the protocol."""
     try:
         return await read()
     except NotFound as exc:

@@ -119,7 +119,7 @@ class SnapshotdServer(MCPServer[Any]):
             raise  # a defect: the SDK logs it, and tells the client no more than that
 
     def _check(self, name: str, arguments: Json) -> tuple[Json, str | None]:
-        """The arguments with the server's own, apart from the key. UsageError."""
+        """Check the arguments. Returns them with those that the server adds, and the call's key apart. UsageError."""
         found = self._tool(name)
         properties = found.parameters["properties"]
         if unknown := sorted(arguments.keys() - properties.keys()):
@@ -150,7 +150,7 @@ class SnapshotdServer(MCPServer[Any]):
     async def _admit(
         self, name: str, arguments: Json, subject: tuple[str, str] | None, key: str | None, context: Context[Any, Any]
     ) -> Json | InputRequiredResult:
-        """The arguments that the call may be made with. Denied. A command is asked about as the tool `exec`, whichever tool
+        """Let the call through with the arguments that it may have. Denied. A command is asked about as the tool `exec`, whichever tool
         runs it, so that one rule of the policy is enough."""
         if subject is None:
             return arguments
@@ -166,7 +166,7 @@ class SnapshotdServer(MCPServer[Any]):
 
 
 def _is_offered(row: ToolRow, options: McpOptions) -> bool:
-    """With one trajectory nothing makes another one but a fork."""
+    """True if clients get a tool. With `only`, a fork alone makes another trajectory."""
     if options.read_only and row.operation.scope != operations.READ:
         return False
     return options.only is None or row.operation not in (operations.CREATE, operations.RUN_AGENT)

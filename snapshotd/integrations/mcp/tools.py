@@ -29,8 +29,6 @@ IDLE_S = 1800.0
 """A sandbox that a client has made and left ends, with a last snapshot, after so many seconds without a command."""
 TIMEOUT_S = 600.0
 _SAID_S = 0.5
-_ENDING_S = 20.0
-"""Seconds to wait for the end of a command whose call was cancelled."""
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 
 Trajectory = Annotated[str, Field(description="Id or name of a trajectory: a sandbox with its history.")]
@@ -130,7 +128,8 @@ class KeptOutputs:
 
 @asynccontextmanager
 async def report_progress(ctx: Context) -> AsyncIterator[Callable[[str], None]]:
-    """Gives a function that tells the client of progress: the newest message, twice a second at most."""
+    """Report progress to the client inside the block, by the function that it gets: the newest message, twice a second at
+    most."""
     news, newest = asyncio.Event(), [""]
 
     def say(message: str) -> None:

@@ -34,7 +34,8 @@ class Generations:
         return Generation(execution, 1)
 
     async def draw(self, last: Generation) -> Generation:
-        """The one behind `last`; whoever has `last` is fenced from now on. StaleHandleError: another restore was first."""
+        """Draw the generation behind `last`. Handles of `last` are stale from now on. StaleHandleError: another restore was
+        first."""
         drawn = Generation(last.execution, last.number + 1)
         found = await self._find(last.execution)
         if found is None or found[0] != last.number:
@@ -47,7 +48,7 @@ class Generations:
         return drawn
 
     async def check(self, generation: Generation) -> None:
-        """StaleHandleError: a later one was drawn, or the rollout was retired."""
+        """StaleHandleError: a later generation was drawn, or the rollout was retired."""
         found = await self._find(generation.execution)
         if found is None or found[0] != generation.number:
             raise _stale(generation)

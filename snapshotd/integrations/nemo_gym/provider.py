@@ -55,7 +55,7 @@ class GymProvider:
     # -- NeMo Gym's protocol -------------------------------------------------------------------------------------------
 
     async def create(self, spec: SandboxSpec) -> SandboxHandle:
-        """A running sandbox; with the option `snapshot` a fork of it. SandboxCreateError. ValueError: an unknown option."""
+        """Start a sandbox, or with the option `snapshot` a fork of that one. SandboxCreateError. ValueError: an unknown option."""
         if unknown := set(spec.provider_options) - _OPTIONS:
             raise ValueError(f"Unknown provider option(s): {', '.join(sorted(unknown))}")
         if (spec.resources.gpu or 0) > 0 or spec.entrypoint:
@@ -109,7 +109,7 @@ class GymProvider:
         return SandboxExecResult(done.stdout, done.stderr, done.exit_code)
 
     async def upload_file(self, handle: SandboxHandle, source_path: Path, target_path: str) -> None:
-        """RuntimeError: it cannot be written, or the daemon is not there; the target is then as it was."""
+        """Copy a file into the sandbox. RuntimeError: it cannot be written, or the daemon is not there; the target is then as it was."""
         one: GymSandbox = handle.raw
         content = Path(source_path).read_bytes()
         with _moving():
@@ -118,7 +118,8 @@ class GymProvider:
         one.snapshot = done.snapshot.id
 
     async def download_file(self, handle: SandboxHandle, source_path: str, target_path: Path) -> None:
-        """FileNotFoundError; RuntimeError: it cannot be read, or the daemon is not there. The target is then as it was."""
+        """Copy a file out of the sandbox. FileNotFoundError; RuntimeError: it cannot be read, or the daemon is not there. The target is
+        then as it was."""
         one: GymSandbox = handle.raw
         with _moving():
             await self._generations.check(one.generation)
@@ -183,7 +184,7 @@ class GymProvider:
         return await self.serialize_handle(handle)
 
     async def clone(self, descriptor: Mapping[str, Any]) -> SandboxHandle:
-        """A rollout of its own that begins with these files. As often as you like. SandboxCreateError."""
+        """Start a new rollout with the files of a descriptor, which may be cloned any number of times. SandboxCreateError."""
         async with _creating():
             return await self._begin(await self._fork(descriptor["snapshot"], None), dict(descriptor["env"]))
 

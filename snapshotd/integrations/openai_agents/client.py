@@ -94,7 +94,7 @@ class SnapshotdSandboxClient(BaseSandboxClient[SnapshotdOptions]):
         return self._deserialize_session_state_payload(payload, SnapshotdSessionState)
 
     def place_of(self, thread: str) -> ThreadPlace | None:
-        """Where the files of a thread are now, if a session of this client has them."""
+        """The place of a thread's files now; None: no session of this client has them."""
         session = self._of_threads.get(thread)
         if session is None or not isinstance(session.state.snapshot, SnapshotdSnapshot):
             return None

@@ -108,7 +108,7 @@ class SnapshotdSandboxSession(BaseSandboxSession):
         self._note(done.snapshot.id)
 
     async def _go_to(self, snapshot: str) -> None:
-        """In a fork, so that whoever else uses the present sandbox keeps it."""
+        """Go on in a fork of a snapshot: another user of the present sandbox keeps its files."""
         if snapshot == self.state.snapshot.id:
             return
         try:
@@ -245,7 +245,7 @@ class SnapshotdSandboxSession(BaseSandboxSession):
 
     @contextmanager
     def _failing_command(self, *words: str) -> Iterator[None]:
-        """Where the SDK's own way is a command that fails."""
+        """Turn an error inside the block into that of a failed command, as the SDK's own sessions run one here."""
         try:
             yield
         except SnapshotdError as exc:

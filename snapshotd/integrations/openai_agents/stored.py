@@ -25,7 +25,7 @@ class StoredThread:
         return [item for batch in await self._batches() for item in batch.value["items"]]
 
     async def add(self, items: list[Any], place: ThreadPlace | None) -> None:
-        """Behind all others, in one piece. `place`: where the files are that belong to them."""
+        """Append items, all or none. `place`: the place of the files that belong to them."""
         await self._log.append({"items": items, "place": place})
 
     async def pop(self) -> Any:
@@ -41,14 +41,14 @@ class StoredThread:
         await self._log.append({"cleared": True})
 
     async def place(self) -> ThreadPlace | None:
-        """Where the files are that belong to the newest items; None: nowhere yet."""
+        """The place of the files that belong to the newest items; None: no item has files yet."""
         for batch in reversed(await self._batches()):
             if batch.value["place"] is not None:
                 return ThreadPlace(*batch.value["place"])
         return None
 
     async def _batches(self) -> list[LogEntry]:
-        """Only the ones since the thread was cleared."""
+        """The batches since the thread was cleared the last time."""
         found = await self._log.read()
         begin = max((at for at, batch in enumerate(found, 1) if "cleared" in batch.value), default=0)
         return found[begin:]

@@ -54,7 +54,7 @@ class SnapshotdThread(SessionABC):
         return popped
 
     async def clear_session(self) -> None:
-        """Without items, and without files: the next run begins with a new sandbox."""
+        """Forget all items and the place of the files: the next run begins with a new sandbox."""
         self._boxes.forget(self.session_id)
         await self._stored.clear()
 

@@ -42,7 +42,7 @@ class RexDeployment(AbstractDeployment):
         self._hooks.add_hook(hook)
 
     async def is_alive(self, *, timeout: float | None = None) -> IsAliveResponse:
-        """If the sandbox runs. DeploymentNotStartedError."""
+        """Say whether the sandbox runs. DeploymentNotStartedError."""
         return await self.runtime.is_alive(timeout=timeout)
 
     async def start(self) -> None:

@@ -70,7 +70,7 @@ class RexRuntime(AbstractRuntime):
         """By their names, each with the program that it is just talking to."""
 
     async def is_alive(self, *, timeout: float | None = None) -> IsAliveResponse:
-        """If the sandbox runs."""
+        """Say whether the sandbox runs."""
         try:
             async with asyncio.timeout(timeout):
                 status = (await self.box.info).status

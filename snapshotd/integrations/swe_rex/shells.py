@@ -47,14 +47,14 @@ class Dialogue:
     """A program in a terminal, to which lines are typed until it ends. Errors: those of the daemon."""
 
     def __init__(self, client: AsyncSnapshotd, sandbox: str, words: list[str], user: str | None) -> None:
-        """It begins at once."""
+        """Start the program at once."""
         self._keys, self._said, self._news = TypedKeys(), "", asyncio.Event()
         self._echo = ""
         self._task = asyncio.create_task(self._run(client, sandbox, words, user))
 
     @property
     def result(self) -> ExecInfo | None:
-        """Its end; None: it runs."""
+        """The result of the program; None: it runs."""
         return self._task.result() if self._task.done() else None
 
     async def _run(self, client: AsyncSnapshotd, sandbox: str, words: list[str], user: str | None) -> ExecInfo:
@@ -99,7 +99,7 @@ class Dialogue:
                 await self._news.wait()
 
     async def end(self) -> None:
-        """End it with what it has started, and wait for that."""
+        """End the program with all that it has started, and wait for its end."""
         self._task.cancel()
         self._keys.end()
         await asyncio.gather(self._task, return_exceptions=True)

@@ -23,7 +23,7 @@ _DIGEST = re.compile(r"[0-9a-f]{16,128}")
 
 
 class StepArchives:
-    """By their owner and their digest, which the client says."""
+    """The archives, by their owner and by the digest that the client gave."""
 
     def __init__(self, owner_max_bytes: int = OWNER_MAX_BYTES) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="snapshotd-e2b-"))
@@ -31,15 +31,15 @@ class StepArchives:
         self._coming = Counter[str]()
 
     def close(self) -> None:
-        """Remove all."""
+        """Remove all archives."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def has(self, owner: str, digest: str) -> bool:
-        """WireError: that is no digest."""
+        """True if the owner has uploaded the archive of this digest. WireError: the text is no digest."""
         return self._place(owner, digest).is_file()
 
     def find(self, owner: str, digest: str) -> Path:
-        """The archive for a step, which is one of those that are needed now. WireError: it is not there."""
+        """The archive for a step, which counts as needed now. WireError: it is not there."""
         path = self._place(owner, digest)
         try:
             os.utime(path)

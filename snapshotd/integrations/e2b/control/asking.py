@@ -38,7 +38,7 @@ def seconds(given: Json, name: str = "timeout", default: float | None = TIMEOUT_
 
 
 def texts(given: Json, name: str) -> dict[str, str]:
-    """Texts by their names."""
+    """A field of the body that is an object of texts; empty if it is not there."""
     found = given.get(name) or {}
     if not isinstance(found, dict) or not all(isinstance(one, str) and "\0" not in one for one in found.values()):
         raise WireError("invalid_argument", f"`{name}` has to be an object of texts")
@@ -82,7 +82,7 @@ def tags(given: Json) -> list[str]:
 
 
 def refuse_memory(given: Json) -> None:
-    """Refuses a snapshot that has to have the memory of programs."""
+    """Unimplemented: the client asks for a snapshot with the memory of programs."""
     if given.get("memory") is True:
         raise unsupported(
             "snapshots of memory",
@@ -91,7 +91,7 @@ def refuse_memory(given: Json) -> None:
 
 
 def refuse_extras(given: Json) -> None:
-    """Refuses what a new sandbox cannot have."""
+    """Unimplemented: the client asks for a sandbox with something that this server does not have."""
     for name, what in (("mcp", "MCP gateway"), ("iam", "workload identities"), ("volumeMounts", "volumes")):
         if given.get(name):
             raise unsupported(what, f"leave `{name}` out")

@@ -133,8 +133,8 @@ class Builder:
     async def build(
         self, image: str | None, base: Build | None, steps: list[Json], start: str | None, ready: str | None
     ) -> Build:
-        """From an image, or from another build. Errors: those of the daemon, and WireError, with the step in the building's
-        `reason`."""
+        """Make the steps in a sandbox of an image, or of another build. Errors: those of the daemon, and WireError, with the step in
+        the building's `reason`."""
         made, building = self._made, self._building
         made.start, made.ready = start, ready
         if base is not None:

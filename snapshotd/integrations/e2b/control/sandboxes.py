@@ -24,7 +24,7 @@ from snapshotd.integrations.e2b.control.networks import lists_of, network_for, r
 from snapshotd.integrations.e2b.control.templates import DEFAULT_TAG, TemplateCatalog
 from snapshotd.integrations.e2b.failures import WireError, failure_of, not_found, unsupported
 from snapshotd.integrations.e2b.keys import AccessKeys
-from snapshotd.integrations.e2b.records import Box, KeptSnapshot, Records, variant_of
+from snapshotd.integrations.e2b.records import Box, Build, KeptSnapshot, Records, variant_of
 from snapshotd.terms import ALLOW
 
 ENVD_VERSION = "0.6.1"
@@ -97,31 +97,24 @@ class SandboxRoutes:
         )
         ref = asking.maybe_text(given, "templateID") or "base"
         kept = await self.templates.snapshot(owner, ref)
+        origin: Box | Build
         if kept is not None:
-            known = Box.of(kept.box)
-            draft = dataclasses.replace(
-                draft,
-                template=kept.id,
-                env={**known.env, **draft.env},
-                user=known.user,
-                workdir=known.workdir,
-                start=known.start,
-                ready=known.ready,
-            )
+            origin, template, alias = Box.of(kept.box), kept.id, None
             snapshot, variant = kept.id, {}
         else:
-            template, build = await self.templates.build_of(owner, ref)
-            draft = dataclasses.replace(
-                draft,
-                template=template.id,
-                alias=template.name,
-                env={**build.env, **draft.env},
-                user=build.user,
-                workdir=build.workdir,
-                start=build.start,
-                ready=build.ready,
-            )
-            snapshot, variant = build.snapshot, variant_of(build)
+            found, origin = await self.templates.build_of(owner, ref)
+            template, alias = found.id, found.name
+            snapshot, variant = origin.snapshot, variant_of(origin)
+        draft = dataclasses.replace(
+            draft,
+            template=template,
+            alias=alias,
+            env={**origin.env, **draft.env},
+            user=origin.user,
+            workdir=origin.workdir,
+            start=origin.start,
+            ready=origin.ready,
+        )
         key = request.headers.get("idempotency-key")
         box = await self.boxes.create(snapshot, {**variant, "network": network}, draft, key=key)
         return JSONResponse(self._maker_json(box), 201)
@@ -239,7 +232,7 @@ class SandboxRoutes:
         return JSONResponse([{"snapshotID": kept.id, "names": kept.names} for kept in page], headers=headers)
 
     async def remove_snapshot(self, kept: KeptSnapshot) -> None:
-        """It cannot be named any more; sandboxes made of it stay."""
+        """Remove a snapshot's names and tags. Sandboxes that were made of it stay."""
         tags = (await self.client.snapshot(kept.id)).tags
         for tag in {kept.tag, *map(_own_tag, kept.names)} & set(tags):
             await self.client.untag(tag)
@@ -268,7 +261,7 @@ class SandboxRoutes:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def _maker_json(self, box: Box) -> Json:
-        """A sandbox as its maker gets it."""
+        """A sandbox, in the form that its maker gets."""
         told = {
             "sandboxID": box.id,
             "templateID": box.template,
@@ -282,7 +275,7 @@ class SandboxRoutes:
         return told if box.is_public else {**told, "trafficAccessToken": self.keys.token(box.id, "traffic")}
 
     async def _list_json(self, box: Box) -> Json | None:
-        """None: a person has removed it."""
+        """A sandbox, in the form of lists; None: a person has removed it."""
         try:
             limits = (await self.client.trajectory(box.id)).limits
         except NotFound:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import time
 from uuid import uuid4
-from weakref import WeakValueDictionary
 
 from snapshotd.client import AsyncSnapshotd
 from snapshotd.errors import Conflict, NotFound
 from snapshotd.integrations.e2b.control.asking import name_and_tag
 from snapshotd.integrations.e2b.control.building import begin_sandbox
 from snapshotd.integrations.e2b.failures import WireError
+from snapshotd.integrations.e2b.locks import NamedLocks
 from snapshotd.integrations.e2b.people import People
 from snapshotd.integrations.e2b.records import BoxTemplate, Build, KeptSnapshot, Records, build_of
 
@@ -28,14 +27,14 @@ class TemplateCatalog:
 
     def __init__(self, client: AsyncSnapshotd, records: Records, people: People, base: str) -> None:
         self._client, self._records, self._people, self._base = client, records, people, base
-        self._making: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._lock = NamedLocks()
 
     def image(self, name: str) -> str:
         """The name of an image, as the daemon knows it."""
         return self._base if name in BASE else name
 
     async def find(self, owner: str, ref: str) -> BoxTemplate:
-        """By id or name, without a tag. WireError: there is none."""
+        """The template of this id, or of this name without a tag. WireError: there is none."""
         found = await self.look_up(owner, ref)
         if found is None:
             raise WireError("not_found", f"template {ref!r} not found; build it, or name an image that the daemon has")
@@ -75,7 +74,7 @@ class TemplateCatalog:
         return [one async for one in self._records.all_of(BoxTemplate, owner=owner)]
 
     async def put(self, owner: str, template_id: str, name: str, tags: list[str], build: Build) -> None:
-        """The template has this build, under these tags."""
+        """Give a template a build, under these tags. The template is made if there is none."""
         async with self._lock(template_id):
             found = await self._records.find(BoxTemplate, template_id)
             template = found or BoxTemplate(template_id, owner, name, time.time(), tenant=owner)
@@ -90,7 +89,7 @@ class TemplateCatalog:
             await self._records.put(template)
 
     async def untag(self, template: BoxTemplate, tags: list[str]) -> None:
-        """WireError: it would have no tag left, or has not all of these."""
+        """Take tags from a template. WireError: it lacks one of them."""
         async with self._lock(template.id):
             if missing := [tag for tag in tags if tag not in template.builds]:
                 raise WireError("not_found", f"template {template.name!r} has no tag {missing[0]!r}")
@@ -99,7 +98,7 @@ class TemplateCatalog:
             await self._drop_unused(template, dropped)
 
     async def remove(self, template: BoxTemplate) -> None:
-        """Sandboxes that were made of it stay."""
+        """Remove a template. Sandboxes that were made of it stay."""
         dropped = [one["trajectory"] for one in template.builds.values()]
         template.builds = {}
         await self._records.drop(template)
@@ -147,9 +146,3 @@ class TemplateCatalog:
         except NotFound:
             return False
         return True
-
-    def _lock(self, name: str) -> asyncio.Lock:
-        lock = self._making.get(name)
-        if lock is None:
-            lock = self._making[name] = asyncio.Lock()
-        return lock

@@ -26,7 +26,7 @@ class InnerCall:
 
     @classmethod
     def of(cls, box: Box, person: Person, headers: Headers) -> InnerCall:
-        """WireError: a header is no number."""
+        """The call that a request's headers describe. WireError: a header is no number."""
         timeout_ms = _number(headers, "connect-timeout-ms")
         ping_s = _number(headers, "keepalive-ping-interval")
         timeout_s = None if not timeout_ms else min(timeout_ms / 1000, TIMEOUT_MAX_S)

@@ -85,8 +85,8 @@ class Filesystem:
     async def _remove(self, call: InnerCall, message: Json) -> Json:
         try:
             await self._client.remove_file(call.box.id, self._path(call, message))
-        except NotFound:
-            pass  # as `envd`: it is gone
+        except NotFound:  # as `envd`, no error, unless it is the sandbox that is gone
+            await self._entries.stat(call.box.id, "/")
         return {}
 
     async def _watch_dir(self, call: InnerCall, message: Json) -> Messages:

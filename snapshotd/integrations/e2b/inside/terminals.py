@@ -115,7 +115,7 @@ class PtyTerminal:
             follower.put_nowait(event)
 
     def follow(self, call: InnerCall) -> Messages:
-        """Its events from now on."""
+        """The events of the terminal from now on."""
         follower = asyncio.Queue[Json | WireError](_UNREAD_MAX)
         self._followers.add(follower)
         return self._events(follower, call.keepalive_s)
@@ -137,7 +137,7 @@ class PtyTerminal:
             self._followers.discard(follower)
 
     def type(self, data: bytes) -> None:
-        """WireError: the command does not read."""
+        """Type into the terminal. WireError: the command does not read."""
         if self._keys.waiting + len(data) > _TYPED_MAX:
             raise WireError(
                 "resource_exhausted", "the terminal's program does not read what is typed; wait until it does"

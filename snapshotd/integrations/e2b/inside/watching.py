@@ -57,14 +57,14 @@ class DirectoryWatchers:
         return name
 
     def find(self, sandbox: str, name: str) -> DirectoryWatcher:
-        """WireError: there is none."""
+        """The watcher that a client has kept under this name. WireError: there is none."""
         found = self._kept.get(name)
         if found is None or found.sandbox != sandbox:
             raise WireError("not_found", f"watcher with id {name} not found")
         return found
 
     async def remove(self, sandbox: str, name: str) -> None:
-        """WireError: there is none."""
+        """End a watcher that a client has kept. WireError: there is none."""
         await self.find(sandbox, name).end()
         self._kept.pop(name, None)
 
@@ -96,7 +96,7 @@ class DirectoryWatcher:
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Look for the first time, and go on with it at the side."""
+        """Look for the first time, and start a task that goes on looking."""
         self._seen = await self._look()
         self._task = asyncio.create_task(self._watch())
 
@@ -131,7 +131,7 @@ class DirectoryWatcher:
         return taken
 
     async def end(self) -> None:
-        """Watch no longer. Idempotent."""
+        """Stop watching. Idempotent."""
         self._on_end(self)
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()

@@ -51,7 +51,7 @@ class Bindings:
         self._db = database
 
     def find(self, thread: str, ns: str, checkpoint: str) -> Bound | None:
-        """None: there is no such checkpoint, or it is bound to no files."""
+        """A checkpoint and its files; None: there is no such checkpoint, or it is bound to no files."""
         row = self._db.read_one(
             f"{_SELECT} WHERE c.shown AND c.snapshot IS NOT NULL AND c.pk = (SELECT c2.pk FROM thread t2"
             " CROSS JOIN space s2 ON s2.thread = t2.pk AND s2.ns = ? CROSS JOIN checkpoint c2 ON c2.space = s2.pk AND c2.id = ?"
@@ -61,7 +61,7 @@ class Bindings:
         return None if row is None else _decode(row)
 
     def latest(self, thread: str, ns: str) -> Bound | None:
-        """The one of a thread with the greatest id."""
+        """The checkpoint of a thread with the greatest id, among those that are bound to files."""
         row = self._db.read_one(
             f"{_SELECT} WHERE t.name = ? AND s.ns = ? AND c.shown AND c.snapshot IS NOT NULL ORDER BY c.id DESC LIMIT 1",
             (thread, ns),
@@ -69,8 +69,8 @@ class Bindings:
         return None if row is None else _decode(row)
 
     def has_moved_on(self, bound: Bound, first: str, since: Sequence[str]) -> bool:
-        """True if another step of any thread went on through one of the snapshots `since`, which came one after the other
-        after `first`."""
+        """True if another step, of any thread, went on from one of the snapshots `since`. They follow `first`, one after the
+        other."""
         known = self._db.read(
             "SELECT after FROM call WHERE after IN (SELECT value FROM json_each(?))", (json.dumps(since),)
         )
@@ -86,7 +86,7 @@ class Bindings:
         return not all(bound.same_step(_decode(row)) for row in rows)
 
     def take(self, bound: Bound, trajectory: str) -> Bound:
-        """Give a checkpoint the sandbox that goes on from it, if it has none; returns it as it is then."""
+        """Let a sandbox go on from a checkpoint, unless it has one already. Returns the checkpoint as it is then."""
         with self._db.transaction():
             self._db.write(
                 "UPDATE checkpoint SET trajectory = ? WHERE pk = ? AND trajectory IS NULL", (trajectory, bound.pk)
@@ -100,7 +100,7 @@ class Bindings:
         return None if row is None else str(row[0])
 
     def settle(self, trajectory: str, snapshot: str) -> str:
-        """Set `home`, if it is not set; returns it."""
+        """Set `home` if it is not set, and return it."""
         with self._db.transaction():
             self._db.write("INSERT INTO home VALUES (?, ?) ON CONFLICT DO NOTHING", (trajectory, snapshot))
         return self.home(trajectory) or snapshot
@@ -140,7 +140,7 @@ class Bindings:
         return None if row is None else str(row[0])
 
     def begin(self, bound: Bound, name: str, trajectory: str, before: str) -> int:
-        """A call is about to be made, from this snapshot on."""
+        """Note that a call is about to be made, from the snapshot `before` on."""
         with self._db.transaction():
             return self._db.insert(
                 "INSERT INTO call (checkpoint, name, trajectory, before) VALUES (?, ?, ?, ?)",
@@ -148,7 +148,7 @@ class Bindings:
             )
 
     def end(self, pk: int, after: str | None) -> None:
-        """It has been made, and this is its snapshot; None: it was not made."""
+        """Note the snapshot of a call that was made; None: forget the call, which was not made."""
         with self._db.transaction():
             if after is None:
                 self._db.write("DELETE FROM call WHERE pk = ?", (pk,))

@@ -49,8 +49,8 @@ class Interrupts:
     def settle_writes(
         self, thread: str, trajectory: str, task: str, writes: Sequence[tuple[str, Any]], before: Sequence[PendingWrite]
     ) -> None:
-        """A task's writes have been stored. Answers among them (the graph itself was resumed with these) decide the
-        approvals of its interrupts, and its new interrupts are asked about. `before`: what was pending in the
+        """Settle the writes of a task that have just been stored: answers among them, with which the graph was resumed, decide
+        the approvals of its interrupts, and a person is asked about its new interrupts. `before`: what was pending in the
         checkpoint."""
         own = [(channel, value) for owner, channel, value in before if owner == task]
         known, new = _answers(own), _answers(writes)
@@ -136,7 +136,7 @@ class Interrupts:
         return asked
 
     def _decide(self, approval: ApprovalInfo, answer: Any) -> ApprovalInfo:
-        """Somebody may have decided it meanwhile; that stays."""
+        """Decide an approval by the graph's answer, unless somebody has decided it meanwhile: then that decision stays."""
         if approval.status != "pending":
             return approval
         why = "answered by the program that runs the graph"
@@ -151,13 +151,13 @@ class Interrupts:
 
 
 def _interrupts(writes: Sequence[tuple[str, Any]]) -> list[Interrupt]:
-    """LangGraph writes a tuple of them; anything else is no interrupt of a graph."""
+    """The interrupts among a task's writes. LangGraph writes a tuple of them; any other value is not LangGraph's."""
     values = [value for channel, value in writes if channel == INTERRUPT and isinstance(value, list | tuple)]
     return [one for value in values for one in value if isinstance(one, Interrupt)]
 
 
 def _answers(writes: Sequence[tuple[str, Any]]) -> list[Any]:
-    """A task's answers so far. It writes all of them whenever it gets one."""
+    """A task's answers so far: the last write has all of them."""
     found = [value for channel, value in writes if channel == RESUME]
     return found[-1] if found and isinstance(found[-1], list) else found[-1:]
 

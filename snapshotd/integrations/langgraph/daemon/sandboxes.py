@@ -242,8 +242,8 @@ class Sandboxes:
                 time.sleep(_LOOK_S)
 
     def _standing(self, bound: Bound, last: str | None) -> Line | None:
-        """None: the checkpoint's sandbox does not stand at its step, because other steps went on in it. `last`: the
-        snapshot of the step's last call, which has to be among those since."""
+        """The snapshots since a checkpoint, if its sandbox stands at the checkpoint's step. None: other steps went on in
+        the sandbox, or the snapshot `last` of the step's last call is not among those since."""
         line = self._line(str(bound.trajectory), bound.snapshot)
         if line is None:
             return None
@@ -255,7 +255,7 @@ class Sandboxes:
         return None if self._bindings.has_moved_on(bound, last or bound.snapshot, since) else line
 
     def _explain_loss(self, bound: Bound) -> NotFound | None:
-        """The reason why a checkpoint's files cannot be had, if it is that they are gone."""
+        """The error to raise if a checkpoint's files are gone; None: they are there."""
         try:
             state = self._client.snapshot(bound.snapshot).state
         except NotFound:
@@ -268,7 +268,7 @@ class Sandboxes:
         )
 
     def _line(self, trajectory: str, snapshot: str) -> Line | None:
-        """None: the head does not come from that snapshot."""
+        """The snapshots from one to the sandbox's head; None: the head does not come from it."""
         last = _FIRST_LOOK
         while True:
             log = self._client.log(trajectory, last)
