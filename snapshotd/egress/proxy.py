@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -20,6 +19,7 @@ from snapshotd.egress.base import MESSAGE_MAX_BYTES, PROXY_PORT, REFUSAL_MAX, VE
 from snapshotd.egress.places import LinkedNamespace
 from snapshotd.kernel import rootless
 from snapshotd.kernel.namespaces import CONTAINER_IDS
+from snapshotd.kernel.processes import wait_readable
 from snapshotd.network import HostRules
 
 _NOBODY = 65_534
@@ -51,7 +51,7 @@ class SandboxEnds:
     @property
     def has_ended(self) -> bool:
         """True if its init has."""
-        return _is_readable(self.init, 0)
+        return wait_readable(self.init, 0)
 
     def close(self) -> None:
         os.close(self.init)
@@ -135,7 +135,7 @@ class ProxyProcess:
     def _hear_until(self, done: Callable[[], bool]) -> list[str]:
         deadline, heard = time.monotonic() + _ANSWER_DEADLINE_S, []
         while not done():
-            if not _is_readable(self.control.fileno(), deadline - time.monotonic()):
+            if not wait_readable(self.control.fileno(), deadline - time.monotonic()):
                 raise TimeoutError("its proxy does not answer")
             heard += self.receive()
             if self.has_ended:
@@ -210,9 +210,9 @@ def _end(process: int) -> None:
     """Wait for a process that is about to end, kill it if it does not, and reap it if it is a child. Closes the
     descriptor."""
     try:
-        if not _is_readable(process, _END_DEADLINE_S):
+        if not wait_readable(process, _END_DEADLINE_S):
             signal.pidfd_send_signal(process, signal.SIGKILL)
-            _is_readable(process, _END_DEADLINE_S)
+            wait_readable(process, _END_DEADLINE_S)
         os.waitid(os.P_PIDFD, process, os.WEXITED | os.WNOHANG)
     except (ProcessLookupError, ChildProcessError):
         pass  # it has ended, or is an earlier daemon's
@@ -227,9 +227,3 @@ def _send(control: socket.socket, message: dict[str, Any], sockets: list[socket.
 def _close(sockets: list[socket.socket]) -> None:
     for sock in sockets:
         sock.close()
-
-
-def _is_readable(fd: int, timeout_s: float) -> bool:
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    return bool(poller.poll(max(0.0, timeout_s) * 1000))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import subprocess
 import threading
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from snapshotd.errors import BY_CODE, InternalError, Unsupported
 from snapshotd.kernel import mounts
+from snapshotd.kernel.processes import wait_readable
 
 _log = logging.getLogger(__name__)
 
@@ -95,10 +95,8 @@ class MountProcess:
     def _wait_until_mounted(self) -> None:
         assert self._process.stdout is not None
         fd, deadline, said = self._process.stdout.fileno(), time.monotonic() + START_DEADLINE_S, b""
-        waiting = select.poll()  # not select, which refuses descriptors above 1023
-        waiting.register(fd, select.POLLIN)
         while not said.endswith(b"\n"):
-            ready = waiting.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            ready = wait_readable(fd, deadline - time.monotonic())
             piece = os.read(fd, _MAX_SAID_BYTES) if ready else b""
             if not piece or len(said) > _MAX_SAID_BYTES:
                 if ready and (number := self._wait_for_signal()) is not None:

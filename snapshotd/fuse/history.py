@@ -34,17 +34,21 @@ def history(catalog: Catalog, open_view: OpenView) -> Folder:
         {
             b"trajectories": Trajectories(catalog, open_view),
             b"snapshots": Snapshots(catalog, open_view),
-            b"tags": TagsFolder(catalog),
+            b"tags": TagsFolder(catalog, open_view),
         }
     )
 
 
-class Trajectories(Folder):
+class _CatalogFolder(Folder):
+    """A folder that is read from the catalog."""
+
     timeout_s = CURRENT_S
 
     def __init__(self, catalog: Catalog, open_view: OpenView) -> None:
         self._catalog, self._open_view = catalog, open_view
 
+
+class Trajectories(_CatalogFolder):
     def find(self, name: bytes) -> Item | None:
         try:
             if _ID.fullmatch(name):
@@ -72,14 +76,13 @@ class Trajectories(Folder):
                 yield name, Link(trajectory.id.encode())
 
 
-class OneTrajectory(Folder):
+class OneTrajectory(_CatalogFolder):
     """Its stored snapshots by number. The catalog is asked for all of them at once, at most every `CURRENT_S`, but for
     each listing."""
 
-    timeout_s = CURRENT_S
-
     def __init__(self, catalog: Catalog, open_view: OpenView, trajectory: TrajectoryID) -> None:
-        self._catalog, self._open_view, self._trajectory = catalog, open_view, trajectory
+        super().__init__(catalog, open_view)
+        self._trajectory = trajectory
         self._known: dict[bytes, Item] = {}
         self._known_at = -CURRENT_S
 
@@ -100,12 +103,7 @@ class OneTrajectory(Folder):
         self._known_at = time.monotonic()
 
 
-class Snapshots(Folder):
-    timeout_s = CURRENT_S
-
-    def __init__(self, catalog: Catalog, open_view: OpenView) -> None:
-        self._catalog, self._open_view = catalog, open_view
-
+class Snapshots(_CatalogFolder):
     def find(self, name: bytes) -> Item | None:
         if _ID.fullmatch(name) is None:
             return None
@@ -121,12 +119,7 @@ class Snapshots(Folder):
                 yield snapshot.id.encode(), item
 
 
-class TagsFolder(Folder):
-    timeout_s = CURRENT_S
-
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-
+class TagsFolder(_CatalogFolder):
     def find(self, name: bytes) -> Item | None:
         text = _as_name(name)
         if text is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -28,6 +29,7 @@ _NUMBER_BYTES = 7
 _DIGEST_BYTES = 16
 
 
+@dataclass(slots=True, eq=False)
 class SharedView:
     """A view, and how many trees of the mount show it.
 
@@ -35,15 +37,12 @@ class SharedView:
     awaits anything.
     """
 
-    __slots__ = ("_reading", "key", "users", "view")
-
-    def __init__(self, view: View, key: object) -> None:
-        self.view = view
-        self.key = key
-        self.users = 0
-        self._reading: trio.Event | None = None
-        """Set when the thread that uses the view now has ended. It is no lock: a lock is handed from one waiter to the
-        next, so a task that only checks if it is free would never see it so."""
+    view: View
+    key: object
+    users: int = 0
+    _reading: trio.Event | None = None
+    """Set when the thread that uses the view now has ended. It is no lock: a lock is handed from one waiter to the
+    next, so a task that only checks if it is free would never see it so."""
 
     async def idle(self) -> None:
         """Return when no thread uses the view."""
@@ -61,35 +60,34 @@ class SharedView:
             done.set()
 
 
+@dataclass(slots=True, eq=False)
 class ShownTree:
-    """A tree in use, and the number of nodes that come from it."""
+    """A tree in use. `live`: the number of nodes that come from it."""
 
-    __slots__ = ("live", "root_number", "shift", "source", "view")
+    source: SharedView
+    shift: int
+    root_number: int
+    live: int = 0
 
-    def __init__(self, source: SharedView, shift: int, root_number: int) -> None:
-        self.source = source
-        self.view = source.view
-        self.shift = shift
-        self.root_number = root_number
-        self.live = 0
+    @property
+    def view(self) -> View:
+        return self.source.view
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ShownNode:
     """One file, directory or link. `item`: it belongs to no tree, or a tree begins here. `child`: None for those and a
     tree's root."""
 
-    __slots__ = ("_entered", "child", "digest", "item", "lookups", "name", "number", "parent", "tree")
-
-    def __init__(self, number: int, digest: bytes, parent: ShownNode | None, name: bytes) -> None:
-        self.number = number
-        self.digest = digest
-        self.parent = parent
-        self.name = name
-        self.tree: ShownTree | None = None
-        self.child: Child | None = None
-        self.item: Item | None = None
-        self.lookups = 0
-        self._entered: Any = None
+    number: int
+    digest: bytes
+    parent: ShownNode | None
+    name: bytes
+    tree: ShownTree | None = None
+    child: Child | None = None
+    item: Item | None = None
+    lookups: int = 0
+    _entered: Any = None
 
     @property
     def directory(self) -> Any:

@@ -14,7 +14,6 @@ import errno
 import hashlib
 import os
 import re
-import select
 import shutil
 import subprocess
 import time
@@ -29,6 +28,7 @@ from snapshotd.images import recipes
 from snapshotd.images.recipes import Mirror, Recipe
 from snapshotd.images.root import MADE_AT_NS, prepare_root, settle_times
 from snapshotd.kernel import files, rootless
+from snapshotd.kernel.processes import wait_readable
 
 _FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "don't have enough free space")
 """Words of programs, and of apt, about a full disk."""
@@ -206,10 +206,9 @@ def _run(command: list[str], recipe: Recipe, sources: str, progress: Callable[[s
 
 def _follow(process: subprocess.Popen[bytes], last: deque[str], progress: Callable[[str], None]) -> None:
     assert process.stdout is not None
-    fd, rest, poll = process.stdout.fileno(), b"", select.poll()  # select(2) knows no descriptor above 1023
-    poll.register(fd, select.POLLIN)
+    fd, rest = process.stdout.fileno(), b""
     while True:
-        if not poll.poll(_SILENCE_S * 1000):
+        if not wait_readable(fd, _SILENCE_S):
             raise UsageError(
                 f"building an image stopped: mmdebstrap said nothing for {_SILENCE_S // 60} minutes; check the package mirror"
             )

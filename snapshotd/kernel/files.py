@@ -36,13 +36,13 @@ def closing_fd(fd: int) -> Iterator[int]:
         os.close(fd)
 
 
-def open_beneath(dir_fd: int, path: bytes, flags: int, mode: int = 0) -> int:
+def open_beneath(dir_fd: int, path: bytes, flags: int) -> int:
     """Open `path` (relative, b"" or b"." is the directory itself) below `dir_fd` without following any symbolic link.
 
     Raises OSError: ELOOP (a component is a link), EXDEV (`..` out of the tree), ENAMETOOLONG over 4095 bytes, and
     open's own.
     """
-    return _open(dir_fd, path, flags, mode, _BENEATH)
+    return _open(dir_fd, path, flags, _BENEATH)
 
 
 def open_in_root(root_fd: int, path: bytes, flags: int) -> int:
@@ -52,11 +52,11 @@ def open_in_root(root_fd: int, path: bytes, flags: int) -> int:
     Raises OSError: ELOOP, EXDEV (a mount), and open's own. The file may be a fifo or a device: hold it with O_PATH
     first.
     """
-    return _open(root_fd, path, flags, 0, _IN_ROOT)
+    return _open(root_fd, path, flags, _IN_ROOT)
 
 
-def _open(dir_fd: int, path: bytes, flags: int, mode: int, resolve: int) -> int:
-    how = sc.OpenHow(flags | os.O_CLOEXEC | (0 if flags & os.O_PATH else os.O_NOCTTY), mode, resolve)
+def _open(dir_fd: int, path: bytes, flags: int, resolve: int) -> int:
+    how = sc.OpenHow(flags | os.O_CLOEXEC | (0 if flags & os.O_PATH else os.O_NOCTTY), 0, resolve)
     while True:
         try:
             return sc.call("openat2", dir_fd, path or b".", ctypes.byref(how), ctypes.sizeof(how))
@@ -107,7 +107,7 @@ def identity_of(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def make_dirs(dir_fd: int, path: bytes, mode: int = 0o755) -> int:
+def make_dirs(dir_fd: int, path: bytes) -> int:
     """Open the directory `path` below `dir_fd`, creating missing directories, which are root's (an ordinary user's daemon is
     another user in its namespace). Returns a descriptor for reading.
 
@@ -122,7 +122,7 @@ def make_dirs(dir_fd: int, path: bytes, mode: int = 0o755) -> int:
             raise OSError(errno.EXDEV, "path leaves its tree", os.fsdecode(path))
         with closing_fd(fd):
             try:
-                os.mkdir(name, mode, dir_fd=fd)
+                os.mkdir(name, 0o755, dir_fd=fd)
                 give(name, 0, 0, dir_fd=fd, follow_symlinks=False)
             except FileExistsError:
                 pass  # open_dir below refuses anything but a directory
@@ -305,9 +305,8 @@ def remove_tree(dir_fd: int, name: bytes | str, *, one_device: bool = False) -> 
                     stack.append((_open_to_empty(fd, child), child, []))
                     _check_device(stack[-1][0], device)
                 else:
-                    aside = (
-                        b".snapshotd-deep-" + os.urandom(8).hex().encode()
-                    )  # the tree cannot have a directory of that name waiting
+                    # The tree cannot have a directory of that name waiting.
+                    aside = b".snapshotd-deep-" + os.urandom(8).hex().encode()
                     os.rename(child, aside, src_dir_fd=fd, dst_dir_fd=top)
             except (FileNotFoundError, NotADirectoryError):
                 continue  # changed since it was listed; the next listing tells

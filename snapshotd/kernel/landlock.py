@@ -33,9 +33,9 @@ def version() -> int:
         return 0
 
 
-def confine(writable: Iterable[str], devices: str = "/dev") -> bool:
+def confine(writable: Iterable[str]) -> bool:
     """From now on this process writes below the directories `writable` alone, and into files that are there below
-    `devices`. False, and nothing has changed, where the kernel is not able to it. From the only thread. OSError: a
+    /dev. False, and nothing has changed, where the kernel is not able to it. From the only thread. OSError: a
     directory is missing."""
     known = version()
     if known < NEEDED:
@@ -45,7 +45,7 @@ def confine(writable: Iterable[str], devices: str = "/dev") -> bool:
     attributes = struct.pack("=Q", rights) if known < 6 else struct.pack("=QQQ", rights, 0, _SCOPE_SIGNAL)
     ruleset = sc.call("landlock_create_ruleset", attributes, len(attributes), 0)
     try:
-        for path, allowed in (*((path, rights) for path in writable), (devices, into_files)):
+        for path, allowed in (*((path, rights) for path in writable), ("/dev", into_files)):
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
             try:
                 rule = ctypes.create_string_buffer(_PATH_BENEATH.pack(allowed, fd), _PATH_BENEATH.size)

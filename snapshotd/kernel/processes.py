@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import resource
+import select
 import signal
 import struct
 from collections.abc import Iterable
@@ -34,6 +35,13 @@ def allow_files(wanted: int) -> None:
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def wait_readable(fd: int, timeout_s: float | None) -> bool:
+    """Wait until `fd` is readable (a pidfd: until the process has ended). False when `timeout_s` passed first."""
+    poller = select.poll()  # not select(2), which knows no descriptor above 1023
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
 
 
 def stat_fields(pid: int) -> list[bytes]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import threading
@@ -22,7 +21,7 @@ from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.files import closing_fd
 from snapshotd.kernel.holding.attempts import attempts
-from snapshotd.kernel.processes import descendants, never_executed, start_time, stat_fields, wait_status
+from snapshotd.kernel.processes import descendants, never_executed, start_time, stat_fields, wait_readable, wait_status
 from snapshotd.runtime.base import Process
 from snapshotd.types import ContainerID
 
@@ -34,13 +33,6 @@ def become_subreaper() -> None:
     """Make orphans of this process's children its own children. Process-wide; idempotent. Without it they would go to
     pid 1."""
     sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
-
-
-def poll_fd(fd: int, timeout_s: float | None) -> bool:
-    """Wait until `fd` is readable (a pidfd: until the process has ended). False when `timeout_s` passed first."""
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    return bool(poller.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
 
 
 def run_bounded(
@@ -58,7 +50,7 @@ def run_bounded(
     """
     child = subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr)
     with closing_fd(os.pidfd_open(child.pid)) as pidfd:
-        if poll_fd(pidfd, timeout_s):
+        if wait_readable(pidfd, timeout_s):
             return child.wait()
         helpers = descendants(child.pid)
         child.kill()
@@ -106,7 +98,7 @@ def wait_for_execve(pid: int, timeout_s: float) -> bool:
 def reap(pidfd: int, timeout_s: float) -> int | None:
     """Wait for the end of a process. Its exit code (128+N for signal N); None when it is not a child of this one or
     still runs."""
-    if not poll_fd(pidfd, timeout_s):
+    if not wait_readable(pidfd, timeout_s):
         return None
     try:
         info = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
@@ -159,7 +151,7 @@ class StartedCommand(Process):
         return self._end
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        if self._exit_code is None and self._end is not None and not poll_fd(self._end, timeout_s):
+        if self._exit_code is None and self._end is not None and not wait_readable(self._end, timeout_s):
             return None
         with self._lock:
             if self._exit_code is None and not self._lost:

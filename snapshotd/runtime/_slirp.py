@@ -16,9 +16,9 @@ from pathlib import Path
 
 from snapshotd.errors import SandboxFailed, Unsupported
 from snapshotd.kernel.files import closing_fd
-from snapshotd.kernel.processes import start_time
+from snapshotd.kernel.processes import start_time, wait_readable
 from snapshotd.runtime import failure
-from snapshotd.runtime._process import kill_and_reap, poll_fd
+from snapshotd.runtime._process import kill_and_reap
 
 NAMESERVER = "10.0.2.3"
 _PROGRAM = "slirp4netns"
@@ -69,7 +69,7 @@ def start(directory: Path, pid: int, *, user_namespace: bool) -> None:
             )
         (directory / "slirp.pid").write_text(f"{child.pid} {start_time(child.pid)}")
     with closing_fd(ready_r):
-        if not poll_fd(ready_r, _READY_DEADLINE_S) or os.read(ready_r, 1) != b"1":
+        if not wait_readable(ready_r, _READY_DEADLINE_S) or os.read(ready_r, 1) != b"1":
             child.kill()
             child.wait()
             reason = failure.shorten((directory / "slirp.log").read_text("utf-8", "replace")) or "it gave no reason"

@@ -13,7 +13,8 @@ from pathlib import Path
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel.holding.attempts import attempts
 from snapshotd.kernel.holding.cgroup import Cgroup
-from snapshotd.runtime._process import CHILDREN, poll_fd
+from snapshotd.kernel.processes import wait_readable
+from snapshotd.runtime._process import CHILDREN
 from snapshotd.types import ContainerID, short
 
 _END_DEADLINE_S = 10.0
@@ -40,7 +41,7 @@ def end_all(container_id: ContainerID, groups: Collection[Cgroup], init_pidfd: i
             group.thaw()
             left |= group.kill()
         reaped = CHILDREN.reap_all(container_id)
-        if reaped and not left and (init_pidfd is None or poll_fd(init_pidfd, 0)):
+        if reaped and not left and (init_pidfd is None or wait_readable(init_pidfd, 0)):
             return
         if time.monotonic() > begin + _SWEEP_AFTER_S:
             CHILDREN.sweep()

@@ -34,10 +34,10 @@ from snapshotd.errors import SandboxFailed, Unsupported
 from snapshotd.kernel import passing
 from snapshotd.kernel.holding.attempts import attempts
 from snapshotd.kernel.holding.process_tree import ProcessTree
-from snapshotd.kernel.processes import SANDBOX, descendants, runs, start_time, variable_of
+from snapshotd.kernel.processes import SANDBOX, descendants, runs, start_time, variable_of, wait_readable
 from snapshotd.runtime import failure, folder_main
 from snapshotd.runtime._checks import check_exec
-from snapshotd.runtime._process import StartedCommand, kill_and_reap, poll_fd
+from snapshotd.runtime._process import StartedCommand, kill_and_reap
 from snapshotd.runtime._teardown import remove_files
 from snapshotd.runtime.base import RUN_DIR, SHARE_DIR, STDIN, Container, ContainerSpec, ExecSpec, Process, Runtime
 from snapshotd.runtime.keeper import KeeperClient
@@ -254,7 +254,7 @@ class FolderProcess(StartedCommand):
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            if start_time(self.pid) == self._started and not poll_fd(self._pipe, 0):
+            if start_time(self.pid) == self._started and not wait_readable(self._pipe, 0):
                 os.kill(self.pid, signal.SIGKILL)
 
 

@@ -22,8 +22,9 @@ from typing import Any
 from snapshotd.config import read_variables
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel.files import closing_fd
+from snapshotd.kernel.processes import wait_readable
 from snapshotd.runtime import failure, keeper_main
-from snapshotd.runtime._process import StartedCommand, exit_code, poll_fd, reap, wait_for_execve
+from snapshotd.runtime._process import StartedCommand, exit_code, reap, wait_for_execve
 from snapshotd.runtime.base import DEFAULT_PATH
 
 _ANSWER_DEADLINE_S = 30.0
@@ -156,7 +157,7 @@ class KeeperClient:
         SandboxFailed."""
         try:
             with self._lock, self._directory(make=start) as directory_fd:
-                if self._lifeline is not None and poll_fd(self._lifeline.fileno(), 0):
+                if self._lifeline is not None and wait_readable(self._lifeline.fileno(), 0):
                     self._forget_lifeline()  # that keeper was killed
                 connection = None if directory_fd is None else self._try()
                 if connection is None and start and directory_fd is not None:
@@ -232,7 +233,7 @@ class KeeperClient:
     def _forget_lifeline(self) -> None:
         """Close it; if the keeper has ended or is about to, and is a child of this process, reap it."""
         assert self._lifeline is not None
-        hung_up = poll_fd(self._lifeline.fileno(), 0)
+        hung_up = wait_readable(self._lifeline.fileno(), 0)
         self._lifeline.close()
         self._lifeline = None
         if self._child_fd is not None:
@@ -264,6 +265,6 @@ class KeptCommand(StartedCommand):
     def executes(self, timeout_s: float) -> bool:
         if self._exit_code is None and not wait_for_execve(self.pid, timeout_s):
             return False
-        if self._end is None or poll_fd(self._end, 0):
+        if self._end is None or wait_readable(self._end, 0):
             self.wait(timeout_s)  # reaped as soon as it ended, but the keeper has looked
         return bool(self._executed)

@@ -31,12 +31,12 @@ from snapshotd.kernel.files import closing_fd
 from snapshotd.kernel.holding import cgroup
 from snapshotd.kernel.holding.members import BY_CGROUP, Grouping
 from snapshotd.kernel.namespaces import set_hostname
-from snapshotd.kernel.processes import runs
+from snapshotd.kernel.processes import runs, wait_readable
 from snapshotd.runtime import _oci, _slirp, failure
 from snapshotd.runtime._checks import check_share_dir, find_container
 from snapshotd.runtime._exec import ContainerCommands, RuncContainer
 from snapshotd.runtime._pattern import Pattern, learn
-from snapshotd.runtime._process import CHILDREN, become_subreaper, poll_fd, reap, run_bounded, wait_for_execve
+from snapshotd.runtime._process import CHILDREN, become_subreaper, reap, run_bounded, wait_for_execve
 from snapshotd.runtime._teardown import end_all, remove_files
 from snapshotd.runtime.base import Container, ContainerSpec, ExecSpec, Process, Runtime
 from snapshotd.runtime.keeper import KeeperClient
@@ -251,7 +251,7 @@ class RuncRuntime(Runtime):
         if code != 0:
             reason = failure.log_reason(log) or f"runc ended with code {code} and no reason"
             raise SandboxFailed(f"container {short(spec.id)} could not be started: {reason}")
-        if not wait_for_execve(pid, _START_DEADLINE_S) or poll_fd(pidfd, 0):
+        if not wait_for_execve(pid, _START_DEADLINE_S) or wait_readable(pidfd, 0):
             raise SandboxFailed(
                 f"container {short(spec.id)} could not be started: {spec.share_dir / 'init'} does not run; it must be a static program"
             )

@@ -28,8 +28,9 @@ from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.files import closing_fd
 from snapshotd.kernel.holding.cgroup import Cgroup, GroupSettings, all_of_process
 from snapshotd.kernel.namespaces import map_and_open, user_namespace_error, write_map
+from snapshotd.kernel.processes import wait_readable
 from snapshotd.runtime import _oci
-from snapshotd.runtime._process import CHILDREN, ChildProcess, kill_and_reap, poll_fd
+from snapshotd.runtime._process import CHILDREN, ChildProcess, kill_and_reap
 from snapshotd.runtime.base import Container, ExecSpec
 from snapshotd.runtime.starting import main as starting
 from snapshotd.types import ContainerID, IdMap, short
@@ -280,7 +281,7 @@ def _ask(
         with closing_fd(answer_w), passing.in_memory(request) as request_fd:
             send([request_fd, answer_w, *more])
         complete = False
-        while not complete and poll_fd(answer_r, deadline - time.monotonic()):
+        while not complete and wait_readable(answer_r, deadline - time.monotonic()):
             data = os.read(answer_r, 1 << 16)
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:

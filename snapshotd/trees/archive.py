@@ -76,7 +76,6 @@ def apply(
     parent: TreeID | None,
     *,
     salt: bytes,
-    progress: Callable[[int], object] | None = None,
     marks: bool = True,
     names: Marks = TRUSTED,
 ) -> Applied:
@@ -84,8 +83,7 @@ def apply(
     nothing).
 
     `salt`: makes the numbers of the layer's hard link groups its own: the same for the same layer, another for any
-    other, and unknown to the agent that filled the layer. `progress(n)`: n more bytes of content were read; with 0
-    after each directory. Errors that it raises pass through. `marks=False`: the directory is an image's root, where
+    other, and unknown to the agent that filled the layer. `marks=False`: the directory is an image's root, where
     nothing is overlayfs's mark; `parent` must be None then (ValueError). `names`: what the marks are called.
 
     Not durable on return: `writer.flush` is the caller's. Errors leave objects that nothing refers to. Raises OSError
@@ -96,7 +94,7 @@ def apply(
     """
     if not marks and parent is not None:
         raise ValueError("a root without overlay marks lies over nothing, so it has no parent")
-    with closing(_Archiver(writer, layer_fd, parent, salt, progress, marks, names)) as archiver:
+    with closing(_Archiver(writer, layer_fd, parent, salt, marks, names)) as archiver:
         tree = archiver.run()
     return Applied(tree, archiver.entries, archiver.bytes, archiver.warnings.sentences())
 
@@ -178,14 +176,7 @@ class _Unfinished:
 
 class _Archiver:
     def __init__(
-        self,
-        writer: RepositoryWriter,
-        layer_fd: int,
-        parent: TreeID | None,
-        salt: bytes,
-        progress: Callable[[int], object] | None,
-        marks: bool,
-        names: Marks,
+        self, writer: RepositoryWriter, layer_fd: int, parent: TreeID | None, salt: bytes, marks: bool, names: Marks
     ) -> None:
         self.entries = 0
         self.bytes = 0
@@ -193,7 +184,6 @@ class _Archiver:
         self._writer = writer
         self._parent = parent
         self._salt = salt
-        self._progress = progress
         self._marks, self._names = marks, names
         self._zeros_left = _MOST_ZERO_BYTES
         self._groups: dict[int, Group] | None = None
@@ -329,17 +319,12 @@ class _Archiver:
                 continue
             directory.result[name] = _file_entry(name, st, content)
             self.bytes += st.st_blocks * 512
-            if self._progress is not None:
-                self._progress(st.st_size)
 
     def _finish(self, directory: _Directory) -> TreeID:
         for files, saved in directory.saving:
             self._put_saved(directory, files, saved())
         entries = tuple(sorted(directory.result.values(), key=_name_of))
-        tree = self._writer.save_tree(Tree(directory.own, entries), directory.previous)
-        if self._progress is not None:
-            self._progress(0)
-        return tree
+        return self._writer.save_tree(Tree(directory.own, entries), directory.previous)
 
     # -- entries -------------------------------------------------------------------------------------------------------
 
@@ -396,7 +381,7 @@ class _Archiver:
                 before = None
             previous = before.content if before is not None else None
             holes = holes_of(before.extents, before.size) if before is not None else ()
-            extents, zeros = find_extents(fd, size, holes, self._progress)
+            extents, zeros = find_extents(fd, size, holes)
             if zeros:
                 self._spend_zeros(zeros, name)
             content = self._save(fd, name, size, extents, previous)
@@ -409,10 +394,8 @@ class _Archiver:
         if extents is None and size <= _SMALL_FILE_BYTES:
             data = os.pread(fd, size, 0)
             if len(data) == size:  # nearly always; otherwise the reader reports the error
-                if self._progress is not None:
-                    self._progress(size)
                 return self._writer.save_bytes(data, previous, name)
-        reader = DataReader(fd, name, ((0, size),) if extents is None else extents, self._progress)
+        reader = DataReader(fd, name, ((0, size),) if extents is None else extents)
         if data_bytes <= _SMALL_FILE_BYTES:
             return self._writer.save_bytes(reader.read_all(), previous, name)
         return self._writer.save_content(reader, previous)

@@ -10,7 +10,7 @@ import errno
 import heapq
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from snapshotd.errors import DataLoss
 
@@ -24,14 +24,12 @@ Extents = tuple[tuple[int, int], ...]
 """(offset, length) of data in ascending order, none empty, none touching another."""
 
 
-def find_extents(
-    fd: int, size: int, holes: Extents = (), progress: Callable[[int], object] | None = None
-) -> tuple[Extents | None, int]:
+def find_extents(fd: int, size: int, holes: Extents = ()) -> tuple[Extents | None, int]:
     """The extents of the data of a file of `size` bytes (None: everywhere), and the number of bytes of holes that count
     as data for lack of extents.
 
     `holes`: those that the file had in the parent tree. Zeros in them are holes still: the kernel copies a file up as a
-    whole from a file system that cannot tell its holes, as FUSE. `progress` is called with 0 while they are read.
+    whole from a file system that cannot tell its holes, as FUSE.
 
     At most `MOST_EXTENTS`. Cost: two lseek per extent on disk, for any size, and reading the data in `holes`; memory is
     bounded. Raises OSError (EIO: the file system contradicts itself).
@@ -43,7 +41,7 @@ def find_extents(
     def gaps() -> Iterator[tuple[int, int, int]]:
         """(length, end of the data before, start of the data after) of each hole between data."""
         nonlocal first, last, zeros
-        for start, end in _join_touching(_without_zeros(fd, _walk(fd, size), holes, progress)):
+        for start, end in _join_touching(_without_zeros(fd, _walk(fd, size), holes)):
             if first < 0:
                 first = start
             else:
@@ -92,9 +90,7 @@ def holes_of(extents: Extents | None, size: int) -> Extents:
     return tuple((end, start - end) for end, start in zip(ends, starts, strict=True) if start > end)
 
 
-def _without_zeros(
-    fd: int, pieces: Iterator[tuple[int, int]], holes: Extents, progress: Callable[[int], object] | None
-) -> Iterator[tuple[int, int]]:
+def _without_zeros(fd: int, pieces: Iterator[tuple[int, int]], holes: Extents) -> Iterator[tuple[int, int]]:
     """The pieces (start, end), without blocks of zeros that lie in one of the holes."""
     for start, end in pieces:
         at, next_hole = start, max(bisect_right(holes, start, key=lambda one: one[0]) - 1, 0)
@@ -111,8 +107,6 @@ def _without_zeros(
                 upto = min(stop, at - at % _PIECE_BYTES + _PIECE_BYTES)
                 yield from _data_in(fd, at, upto)
                 at = upto
-                if progress is not None:
-                    progress(0)
         if at < end:
             yield at, end
 
@@ -144,19 +138,13 @@ def _join_touching(pieces: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int
 
 
 class DataReader:
-    """`read(n)` over the given extents of an open file, as `repo.base.Reader`; tells `progress` how much each call has
-    read.
+    """`read(n)` over the given extents of an open file, as `repo.base.Reader`. Raises DataLoss when the file ends before its
+    extents do, OSError."""
 
-    Raises DataLoss when the file ends before its extents do, OSError.
-    """
-
-    def __init__(
-        self, fd: int, name: bytes, extents: Sequence[tuple[int, int]], progress: Callable[[int], object] | None
-    ) -> None:
+    def __init__(self, fd: int, name: bytes, extents: Sequence[tuple[int, int]]) -> None:
         self._fd = fd
         self._name = name
         self._left = iter(extents)
-        self._progress = progress
         self._at = self._end = 0
 
     def __call__(self, most: int) -> bytes:
@@ -171,8 +159,6 @@ class DataReader:
                 f"file {os.fsdecode(self._name)!a} of a sealed layer is shorter on disk than recorded; check the disk"
             )
         self._at += len(data)
-        if self._progress is not None:
-            self._progress(len(data))
         return data
 
     def read_all(self) -> bytes:

@@ -18,6 +18,7 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from snapshotd.repo.base import Repository, TreeEntry
 from snapshotd.trees.base import Child, Entry
@@ -26,27 +27,23 @@ from snapshotd.trees.view import PathCache, View, pair_by_name, split
 from snapshotd.types import Kind, TreeID
 
 
+@dataclass(slots=True, eq=False)
 class _Names:
     """Unchanged names that are shown because their link group is: the ones of a directory, and the ones in its
     sub-directories."""
 
-    __slots__ = ("deeper", "files")
-
-    def __init__(self) -> None:
-        self.files: set[bytes] = set()
-        self.deeper: dict[bytes, _Names] = {}
+    files: set[bytes] = field(default_factory=set)
+    deeper: dict[bytes, _Names] = field(default_factory=dict)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class DifferenceDirectory:
     """A directory of the layer: the handle that `DifferenceView` gives out. `below`: the directory that it merges with;
     None if there is none."""
 
-    __slots__ = ("below", "linked", "stored")
-
-    def __init__(self, stored: StoredDirectory, below: StoredDirectory | None, linked: _Names | None) -> None:
-        self.stored = stored
-        self.below = below
-        self.linked = linked
+    stored: StoredDirectory
+    below: StoredDirectory | None
+    linked: _Names | None
 
 
 class DifferenceView(View):

@@ -41,30 +41,27 @@ _NO_XATTR = (errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS)
 _NO_SUCH_NAME = (errno.ENOENT, errno.ENAMETOOLONG)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """One directory of one tree on disk: a name in a parent, verified by its inode whenever it is opened again."""
 
-    __slots__ = ("entered", "inode", "layer", "name", "parent")
-
-    def __init__(self, parent: Node | None, name: bytes, layer: int, inode: tuple[int, int]) -> None:
-        self.parent = parent
-        self.name = name
-        self.layer = layer
-        self.inode = inode
-        self.entered: Node | None = None
-        """The child that was opened last: the cheap way back up when this node's own descriptor has been closed."""
+    parent: Node | None
+    name: bytes
+    layer: int
+    inode: tuple[int, int]
+    entered: Node | None = None
+    """The child that was opened last: the cheap way back up when this node's own descriptor has been closed."""
 
 
 class Handles:
-    """Descriptors for any number of directories at any depth, at most `limit` open at a time.
+    """Descriptors for any number of directories at any depth, at most `MAX_OPEN_DIRS` open at a time.
 
     A closed one is opened again on demand, from its last child by `..` or from its nearest open ancestor, and its inode
     is compared. The trees must not change meanwhile (sealed layers, or a target only we write). Not for use by two
     threads at once.
     """
 
-    def __init__(self, limit: int = MAX_OPEN_DIRS) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._roots: dict[Node, int] = {}
         self._open: OrderedDict[Node, int] = OrderedDict()
 
@@ -147,7 +144,7 @@ class Handles:
         self._open[node] = fd
         if node.parent is not None:
             node.parent.entered = node
-        while len(self._open) > self._limit:
+        while len(self._open) > MAX_OPEN_DIRS:
             os.close(self._open.popitem(last=False)[1])
 
 
@@ -188,15 +185,13 @@ class Directory:
         return at.rest + tuple(reversed(tail))
 
 
+@dataclass(slots=True)
 class _Search:
     """The state that a lookup carries from layer to layer (the kernel's struct ovl_lookup_data)."""
 
-    __slots__ = ("absolute", "parts", "stop")
-
-    def __init__(self, name: bytes) -> None:
-        self.parts: tuple[bytes, ...] = (name,)
-        self.absolute = False
-        self.stop = False
+    parts: tuple[bytes, ...]
+    absolute: bool = False
+    stop: bool = False
 
 
 class Lookup:
@@ -260,7 +255,7 @@ class Lookup:
         malformed redirect)."""
         if self.find(parent, name).entry.kind is not Kind.DIRECTORY:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fsdecode(name))
-        search = _Search(name)
+        search = _Search((name,))
         found: list[Node] = []
         bases, i = parent.sources, 0
         while i < len(bases) and not search.stop:

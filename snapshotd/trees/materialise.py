@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
 
 from snapshotd.kernel import turns
@@ -70,24 +71,22 @@ def materialise(
         return writer.write(path, target_fd)
 
 
+@dataclass(slots=True)
 class _Batch:
     """Regular files of one directory, for another thread to make."""
 
-    __slots__ = ("bytes", "children")
-
-    def __init__(self) -> None:
-        self.children: list[Child] = []
-        self.bytes = 0
+    children: list[Child] = field(default_factory=list)
+    bytes: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class DirectoryFrame:
     """A directory being written."""
 
-    __slots__ = ("batch", "children", "source", "target")
-
-    def __init__(self, source: Directory, target: Node, children: Iterator[Child]) -> None:
-        self.source, self.target, self.children = source, target, children
-        self.batch = _Batch()
+    source: Directory
+    target: Node
+    children: Iterator[Child]
+    batch: _Batch = field(default_factory=_Batch)
 
 
 class Writer:

@@ -13,7 +13,7 @@ import tempfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from hashlib import blake2b
 from itertools import accumulate
 from typing import Any
@@ -36,15 +36,13 @@ _STORED = -1
 disk."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class StoredDirectory:
     """A directory of a stored tree: the handle that `StoredView` gives out."""
 
-    __slots__ = ("name", "parent", "tree")
-
-    def __init__(self, parent: StoredDirectory | None, name: bytes, tree: TreeID) -> None:
-        self.parent = parent
-        self.name = name
-        self.tree = tree
+    parent: StoredDirectory | None
+    name: bytes
+    tree: TreeID
 
 
 class StoredView(View):
