@@ -9,35 +9,18 @@ from snapshotd.gateway.base import ProviderKind, Upstream
 Header = tuple[bytes, bytes]
 
 _HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"content-length",
-        b"host",
-        b"expect",
-        b"accept-encoding",
-        b"content-encoding",
-    }
+    (
+        b"connection keep-alive proxy-connection te trailer transfer-encoding upgrade content-length host expect "
+        b"accept-encoding content-encoding"
+    ).split()
 )
 """RFC 9110 section 7.6.1, and framing, which each side has its own of. We ask for replies as they are, not compressed:
 they are read."""
 _CREDENTIALS = frozenset(
-    {
-        b"authorization",
-        b"x-api-key",
-        b"api-key",
-        b"x-goog-api-key",
-        b"x-goog-user-project",
-        b"cookie",
-        b"proxy-authorization",
-        b"openai-organization",
-        b"openai-project",
-    }
+    (
+        b"authorization x-api-key api-key x-goog-api-key x-goog-user-project cookie proxy-authorization "
+        b"openai-organization openai-project"
+    ).split()
 )
 """The agent's own: with the daemon's key they would be wrong, or choose whose account pays."""
 _KEY_HEADERS = {
@@ -46,18 +29,10 @@ _KEY_HEADERS = {
     ProviderKind.GEMINI: (b"x-goog-api-key", b""),
 }
 _PASSED_ON = frozenset(
-    {
-        b"content-type",
-        b"cache-control",
-        b"date",
-        b"retry-after",
-        b"retry-after-ms",
-        b"x-should-retry",
-        b"x-request-id",
-        b"request-id",
-        b"openai-processing-ms",
-        b"openai-version",
-    }
+    (
+        b"content-type cache-control date retry-after retry-after-ms x-should-retry x-request-id request-id "
+        b"openai-processing-ms openai-version"
+    ).split()
 )
 _PASSED_ON_PREFIXES = (b"x-ratelimit-", b"ratelimit-", b"anthropic-ratelimit-")
 _SECRET_NAMES = ("auth", "key", "token", "secret", "cookie")

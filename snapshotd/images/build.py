@@ -40,37 +40,14 @@ _EXCLUDED = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/info/*", "/usr/
 _KEPT = ("/usr/share/doc/*/copyright", "/usr/share/locale/locale.alias")
 _EMPTIED = (b"var/cache/apt", b"var/cache/ldconfig", b"var/lib/apt/lists", b"dev", b"tmp")
 _REMOVED = (
-    b"etc/apt/apt.conf.d/99mmdebstrap",
-    b"etc/dpkg/dpkg.cfg.d/99mmdebstrap",
-    b"etc/apt/sources.list",
-    b"etc/hostname",
-    b"etc/resolv.conf",
-    b"etc/machine-id",
-    b"var/lib/dbus/machine-id",
-    b"etc/.pwd.lock",
-    b"var/lib/dpkg/lock",
-    b"var/lib/dpkg/lock-frontend",
-    b"var/lib/dpkg/triggers/Lock",
-    b"var/lib/systemd/random-seed",
-    b"etc/passwd-",
-    b"etc/group-",
-    b"etc/shadow-",
-    b"etc/gshadow-",
-    b"var/cache/debconf/config.dat-old",
-    b"var/cache/debconf/templates.dat-old",
-    b"var/cache/debconf/passwords.dat",
-    b"var/log/btmp",
-    b"var/log/wtmp",
-    b"var/log/lastlog",
-    b"var/log/faillog",
-    b"var/log/dpkg.log",
-    b"var/log/alternatives.log",
-    b"var/log/bootstrap.log",
-    b"var/log/fontconfig.log",
-    b"var/log/apt/history.log",
-    b"var/log/apt/term.log",
-    b"var/log/apt/eipp.log.xz",
-)
+    b"etc/apt/apt.conf.d/99mmdebstrap etc/dpkg/dpkg.cfg.d/99mmdebstrap etc/apt/sources.list etc/hostname "
+    b"etc/resolv.conf etc/machine-id var/lib/dbus/machine-id etc/.pwd.lock var/lib/dpkg/lock "
+    b"var/lib/dpkg/lock-frontend var/lib/dpkg/triggers/Lock var/lib/systemd/random-seed etc/passwd- etc/group- "
+    b"etc/shadow- etc/gshadow- var/cache/debconf/config.dat-old var/cache/debconf/templates.dat-old "
+    b"var/cache/debconf/passwords.dat var/log/btmp var/log/wtmp var/log/lastlog var/log/faillog var/log/dpkg.log "
+    b"var/log/alternatives.log var/log/bootstrap.log var/log/fontconfig.log var/log/apt/history.log "
+    b"var/log/apt/term.log var/log/apt/eipp.log.xz"
+).split()
 _FILES_HOOK = (
     'tar -C "$SNAPSHOTD_RECIPE/files" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --sort=name -c . | '
     'chroot "$1" tar -x --keep-directory-symlink --no-overwrite-dir -C /'
