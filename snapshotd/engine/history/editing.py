@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -25,6 +25,7 @@ from snapshotd.engine.history.rewinding import Rewinding
 from snapshotd.engine.journal.agent_state import MAX_STATE_BYTES
 from snapshotd.engine.journal.pending import MAX_PENDING_BYTES
 from snapshotd.engine.journal.replay import EDITED, LANE
+from snapshotd.engine.journal.retelling import Retelling
 from snapshotd.engine.markers import EDIT
 from snapshotd.engine.runs.half_made import Announce, HalfMade
 from snapshotd.engine.runs.sessions import Sessions
@@ -210,9 +211,8 @@ class Editing:
         kept = min(source.messages, follows.messages)
         if request.messages is not None:
             whole = [_conceal(message, conceal) for message in request.messages]
-            kept = _count_shared(
-                self._catalog.conversation(source.id), whole[: len(whole) - request.drop_messages], kept
-            )
+            recorded = islice(self._catalog.conversation(source.id), kept)
+            kept = Retelling.count_same(recorded, whole[: len(whole) - request.drop_messages])
             rest = whole[kept : max(kept, len(whole) - request.drop_messages)]
         else:
             end = source.messages - request.drop_messages
@@ -326,16 +326,6 @@ def _write(directory: int, name: bytes, shown: str, content: bytes, mode: int | 
 
 def _conceal(message: Message, conceal: Callable[[Any], Any]) -> Message:
     return Message(message.role, conceal(message.content))
-
-
-def _count_shared(recorded: Iterable[Message], wanted: list[Message], limit: int) -> int:
-    """The number of messages at the beginning that equal the recorded ones, at most `limit`."""
-    count = 0
-    for old, new in zip(islice(recorded, limit), wanted, strict=False):
-        if old != new:
-            break
-        count += 1
-    return count
 
 
 def _in_words(request: EditRequest, conceal: Callable[[Any], Any]) -> str:

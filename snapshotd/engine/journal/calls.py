@@ -213,7 +213,7 @@ class AgentCalls(AgentHandler):
         return self._conversation.page(offset, limit)
 
     def state(self) -> dict[str, Any]:
-        return self._recorder.state.values()
+        return self._conversation.values()
 
     def state_set(self, key: str, value: tuple[Any] | None, within: str | None = None) -> None:
         self._conversation.set_value(key, value, within)

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from snapshotd.catalog.base import Catalog
+from snapshotd.engine.journal import tasks
+from snapshotd.engine.journal.agent_state import State, change_state
 from snapshotd.engine.journal.recorder import Recorder
 from snapshotd.engine.journal.retracing import NoReplay
 from snapshotd.types import Message
@@ -73,20 +75,32 @@ class ProgramConversation:
             first = max(0, self._sandbox.writer.messages - limit)
         return self._reveal(self._catalog.conversation(self._sandbox.head, first))
 
+    def values(self) -> dict[str, Any]:
+        """The values of the agent's state, as the program knows them."""
+        values: dict[str, Any] = self._funnel.reveal(self._sandbox.mind.state.get("values", {}))
+        return values
+
     def set_value(self, key: str, value: tuple[Any] | None, within: str | None = None) -> None:
         """See `AgentHandler.state_set`. LimitExceeded."""
         self._recorder.check()
         self._pending.mark_beyond(within)
-        self._recorder.state.set_value(key, value)
+        key = self._funnel.conceal_text(key)
+
+        def with_value(state: State) -> State:
+            values = {name: old for name, old in state.get("values", {}).items() if name != key}
+            if value is not None:
+                values[key] = self._funnel.conceal(value[0])
+            return {**state, "values": values}
+
+        change_state(self._sandbox, with_value)
 
     def set_task(self, name: str, status: str, depends: tuple[str, ...], note: str | None) -> str:
-        """Declare or change a subtask, and return its status now."""
+        """Declare or change a subtask, and return its status now. Errors: as `tasks.change`."""
         self._recorder.check()
-        conceal = self._funnel.conceal
-        task = self._recorder.state.set_task(
-            conceal(name), status, tuple(conceal(list(depends))), conceal(note), self._replay.place()
-        )
-        return str(task["status"])
+        conceal, at = self._funnel.conceal, self._replay.place()
+        name, needs, note = conceal(name), tuple(conceal(list(depends))), conceal(note)
+        change_state(self._sandbox, lambda state: tasks.change(state, name, status, needs or None, note, at))
+        return str(tasks.find(self._sandbox.mind.state, name).status)
 
     def tasks(self) -> list[dict[str, Any]]:
         """All subtasks, as the program knows them."""

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from snapshotd.catalog.base import Catalog
-from snapshotd.engine.journal.agent_state import AgentState
 from snapshotd.engine.journal.answers import reveal_entry
 from snapshotd.engine.journal.idempotency import Keys
 from snapshotd.engine.journal.pending import Open, Pending
@@ -50,7 +49,6 @@ class Recorder:
         """`funnel`: of the trajectory. `keys`: of calls that the program makes again."""
         self._ownership = ownership
         self.sandbox, self.funnel, self._catalog, self._listener = sandbox, funnel, catalog, listener
-        self.state = AgentState(sandbox, funnel)
         self.pending = Pending(sandbox)
         self._keys = keys or Keys()
         self.diverged: Diverged | None = None

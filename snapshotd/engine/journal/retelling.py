@@ -9,7 +9,7 @@ the edited conversation.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -55,7 +55,7 @@ class Retelling:
         """The messages that wait for results of calls at its position."""
 
     @staticmethod
-    def count_same(one: Iterator[Message], other: Iterator[Message]) -> int:
+    def count_same(one: Iterable[Message], other: Iterable[Message]) -> int:
         """The number of messages with which both begin."""
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 

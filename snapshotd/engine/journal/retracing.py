@@ -22,6 +22,7 @@ from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
 from snapshotd.engine.held import HeldMessages
 from snapshotd.engine.journal import tasks
+from snapshotd.engine.journal.agent_state import change_state
 from snapshotd.engine.journal.answers import as_recorded, reveal_entry
 from snapshotd.engine.journal.recorder import Recorder
 from snapshotd.engine.journal.replay import DENIED, SAID, Elsewhere, Kept, Mismatch, Recorded, Replay, Resumption, clip
@@ -368,7 +369,7 @@ class Retracing(NoReplay):
         sandbox already."""
         if entry.kind is EntryKind.TASK and entry.snapshot is not None:
             task = tasks.find(self._catalog.state(entry.snapshot), entry.name)
-            self._recorder.state.change(lambda state: tasks.keep(state, [task]))
+            change_state(self.sandbox, lambda state: tasks.keep(state, [task]))
         self._tell({"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot})
         return Recorded(reveal_entry(self._funnel, entry), None)
 

@@ -292,22 +292,8 @@ def _encode(value: Any) -> bytes:
 
 
 _Action = Callable[[AgentConnection, AgentRequest], Answer]
-_ACTIONS: dict[str, _Action] = {
-    "hello": AgentConnection._hello,
-    "call_begin": AgentConnection._call_begin,
-    "call_end": AgentConnection._call_end,
-    "output": AgentConnection._output,
-    "fact": AgentConnection._fact,
-    "message": AgentConnection._message,
-    "messages": AgentConnection._messages,
-    "state": AgentConnection._state,
-    "state_set": AgentConnection._state_set,
-    "task": AgentConnection._task,
-    "tasks": AgentConnection._tasks,
-    "checkpoint": AgentConnection._checkpoint,
-    "approve": AgentConnection._approve,
-    "store_get": AgentConnection._store_get,
-    "store_put": AgentConnection._store_put,
-    "store_delete": AgentConnection._store_delete,
-    "store_search": AgentConnection._store_search,
-}
+_CALLS = ("hello", "call_begin", "call_end", "output", "checkpoint", "approve")
+_MIND = ("fact", "message", "messages", "state", "state_set", "task", "tasks")
+_STORE = ("store_get", "store_put", "store_delete", "store_search")
+_ACTIONS: dict[str, _Action] = {op: getattr(AgentConnection, f"_{op}") for op in (*_CALLS, *_MIND, *_STORE)}
+"""Request to the method that carries it out."""

@@ -13,7 +13,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.journal.approval.records import ApprovalRecords
 from snapshotd.engine.storage import look
 from snapshotd.trees.base import Change
-from snapshotd.types import Approval, ApprovalStatus, CallID, SideEffect, SnapshotID, SnapshotState, Trajectory
+from snapshotd.types import Approval, ApprovalStatus, SnapshotID, SnapshotState, Trajectory
 
 
 class ApprovalService:
@@ -28,15 +28,8 @@ class ApprovalService:
 
         The approval is bound to the call's name and arguments, not to files: the program that asked sees to those.
         Denied: the policy does not let it run; Conflict: another call of it has the name; UsageError: the name is malformed."""
-        return self._approvals.ask(
-            self._catalog.resolve_trajectory(check_ref(request.trajectory, "trajectory")),
-            CallID(request.call),
-            request.tool,
-            request.arguments,
-            SideEffect(request.side_effect),
-            question=request.question,
-            expires_s=request.expires_s,
-        )
+        ref = check_ref(request.trajectory, "trajectory")
+        return self._approvals.ask(self._catalog.resolve_trajectory(ref), request)
 
     def list(self, status: ApprovalStatus | None = None) -> list[Approval]:
         """Oldest first; without `status` all."""

@@ -152,10 +152,7 @@ class RunService:
             trajectory, _ = throw_away(self._context.sandbox_spec(owner.spec), source.stack, env=owner.env)
             trajectory = replace(trajectory, head=source.id, forked_from=source.id)  # it may see its ancestors' secrets
             throw_aways, services = self._sessions.throw_aways, self._sessions.services
-            with (
-                throw_aways.start(trajectory, source) as sandbox,
-                services.run_beside(sandbox, request.timeout_s, caller),
-            ):
+            with throw_aways.start(trajectory, source) as sandbox, services.beside(sandbox, request.timeout_s, caller):
                 return self._sessions.commands.exec(sandbox, request, sink=sink, record=False, caller=caller)
 
     def exec_in_background(self, ref: str, request: BackgroundRequest) -> CommandInfo:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from snapshotd.api.approvals import AskRequest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.context import Context
 from snapshotd.engine.journal.approval.gate import Gate
@@ -73,8 +74,7 @@ class Rig:
     def outside(self, call: str, arguments: Any = None, **how: Any) -> Approval | None:
         """Another program asks."""
         given = {"n": 5} if arguments is None else arguments
-        how = {"question": None, "expires_s": None, **how}
-        return self.approvals.ask(self.trajectory, CallID(call), "charge", given, SideEffect.LOCAL, **how)
+        return self.approvals.ask(self.trajectory, AskRequest(self.trajectory.id, call, "charge", given, **how))
 
     def step_on(self) -> None:
         """The head moves, with other files."""

@@ -64,7 +64,7 @@ class Rig:
         """The program starts again."""
         sessions: Any = SimpleNamespace(
             find=lambda _: None,
-            starting=lambda _: contextlib.nullcontext(),
+            start_lock=lambda _: contextlib.nullcontext(),
             launch=lambda *_: (self._sandbox(), None),
             adopt=self._adopt,
             start_agent=lambda *_: None,

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from snapshotd.api.approvals import AskRequest
 from snapshotd.engine.context import Context
 from snapshotd.engine.journal.approval.policy import FILE_NAME, PolicyFile
 from snapshotd.engine.journal.approval.webhook import Webhooks
@@ -89,22 +90,13 @@ class ApprovalRecords:
 
     # -- questions -----------------------------------------------------------------------------------------------------
 
-    def ask(
-        self,
-        trajectory: Trajectory,
-        call: CallID,
-        tool: str,
-        arguments: Any,
-        side_effect: SideEffect,
-        *,
-        question: str | None,
-        expires_s: float | None,
-    ) -> Approval | None:
+    def ask(self, trajectory: Trajectory, request: AskRequest) -> Approval | None:
         """See `ApprovalService.ask`."""
+        call, tool, side_effect = CallID(request.call), request.tool, SideEffect(request.side_effect)
         if not CALL_PATTERN.fullmatch(call):
             raise UsageError(f"the call {call[:80]!r} is malformed: use 1 to 64 letters, digits, '.', '_' or '-'")
         conceal = self._context.secrecy.of(trajectory).conceal
-        arguments = conceal(arguments)
+        arguments = conceal(request.arguments)
         bound = _digest_outside(tool, call, arguments)
         with self._asking:
             known = self._rows.of_entry(trajectory.id, call)
@@ -112,10 +104,10 @@ class ApprovalRecords:
             if known is None:
                 ruling = self.policy.read().judge(tool, arguments, side_effect)
                 ruling.check(tool)
-                if ruling.action == "allow" and not question:
+                if ruling.action == "allow" and not request.question:
                     return None
-                limit_s = expires_s if expires_s is not None else ruling.expires_s
-                why = conceal(question) or ruling.reason
+                limit_s = request.expires_s if request.expires_s is not None else ruling.expires_s
+                why = conceal(request.question) or ruling.reason
                 asked = Asked(call, tool, arguments, side_effect, why, limit_s, bound)
                 known = self._record(ApprovalID(new_id()), trajectory, trajectory.head, asked)
         if is_new:

@@ -187,7 +187,7 @@ class SandboxServices:
                 self.start(sandbox)
 
     @contextlib.contextmanager
-    def run_beside(self, sandbox: Sandbox, timeout_s: float | None, caller: Caller | None) -> Iterator[None]:
+    def beside(self, sandbox: Sandbox, timeout_s: float | None, caller: Caller | None) -> Iterator[None]:
         """Inside, the services run in a throw-away sandbox. SandboxFailed: one of them did not come back, not within
         `timeout_s` for all of them, or not before the `caller` was gone; nobody would see that what runs there lacks it."""
         try:
