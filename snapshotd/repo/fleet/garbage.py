@@ -73,9 +73,7 @@ class Garbage:
         """Plan a collection over all objects that the index knows, condemned ones included. Changes nothing.
         DataLoss."""
         index.set_time(now)
-        store = CollectedStore(
-            self._store, self._peers, index, index.knows_pack, lambda raw: self._entomb(index, raw, now)
-        )
+        store = CollectedStore(self._store, self._peers, index, lambda raw: self._entomb(index, raw, now))
         reader = PackReader(store, index.path, self._key, finder=_HeldFinder(index))
         with index.seeing_condemned():
             planned = gc.plan(reader, index, roots, grace_s=grace_s, now=now, progress=progress, wanted=wanted)

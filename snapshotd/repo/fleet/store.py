@@ -7,20 +7,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 from snapshotd.errors import Conflict, NotFound
 from snapshotd.repo.base import Peers
+from snapshotd.repo.fleet.index import FleetIndex
 from snapshotd.repo.format import pack
 from snapshotd.store.base import Store
-
-
-class Homes(Protocol):
-    """Knows the node of each pack."""
-
-    def home_of(self, pack: bytes) -> str | None:
-        """The node that made a pack; None for this node itself, and for packs that are not known."""
-        ...
 
 
 class FleetStore(Store):
@@ -31,7 +23,7 @@ class FleetStore(Store):
         bucket: Store,
         node: str,
         peers: Peers,
-        homes: Callable[[], Homes | None],
+        homes: Callable[[], FleetIndex | None],
         missed: Callable[[], object] = lambda: None,
     ) -> None:
         """`homes`: the index, None while there is none. `missed`: called when a pack is gone, before NotFound is raised: it
@@ -84,26 +76,19 @@ class CollectedStore(FleetStore):
     """The store that a collection sees: packs of others that the index does not know are not there, because their node may
     be about to publish them; to delete a pack that the index knows is to write its tombstone."""
 
-    def __init__(
-        self,
-        store: FleetStore,
-        peers: Peers,
-        index: Homes,
-        knows: Callable[[bytes], bool],
-        entomb: Callable[[bytes], object],
-    ) -> None:
+    def __init__(self, store: FleetStore, peers: Peers, index: FleetIndex, entomb: Callable[[bytes], object]) -> None:
         super().__init__(store.bucket, store.node, peers, lambda: index)
-        self._knows, self._entomb = knows, entomb
+        self._index, self._entomb = index, entomb
 
     def _keys_of(self, node: str, prefix: str) -> Iterator[str]:
         for key in super()._keys_of(node, prefix):
             raw = pack.pack_id_of(key)
-            if node == self.node or (raw is not None and self._knows(raw)):
+            if node == self.node or (raw is not None and self._index.knows_pack(raw)):
                 yield key
 
     def delete(self, key: str) -> None:
         raw = pack.pack_id_of(key)
-        if raw is not None and self._knows(raw):
+        if raw is not None and self._index.knows_pack(raw):
             self._entomb(raw)
         else:
             super().delete(key)
