@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapshotd.client.bundles import cache as cache_module
-from snapshotd.client.bundles.cache import BundleCache, CacheEntry, _name, opened
+from snapshotd.client.bundles.cache import BundleCache, CacheEntry, _name, open_cache
 from snapshotd.errors import DataLoss, SnapshotdError, UsageError
 from tests import s3_service
 
@@ -45,7 +45,7 @@ def content(entry: CacheEntry | None) -> bytes:
 def test_an_entry_is_found_by_its_key_or_by_a_beginning(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1, 100))
     monkeypatch.setattr(cache_module.time, "time", lambda: float(next(clock)))
-    with opened(place) as cache:
+    with open_cache(place) as cache:
         assert cache.find("Linux-a") is None
         for key in ("Linux-c", "Linux-a", "Linux-b", "Lin", "other/key"):
             assert saved(cache, key, key.encode() * 700)
@@ -67,7 +67,7 @@ def test_an_entry_is_found_by_its_key_or_by_a_beginning(place: str, monkeypatch:
 
 
 def test_an_entry_never_changes(place: str) -> None:
-    with opened(place) as cache:
+    with open_cache(place) as cache:
         assert saved(cache, "k", b"one" * 900)
         assert not saved(cache, "k", b"two" * 900)
         assert content(cache.find("k")) == b"one" * 900
@@ -83,7 +83,7 @@ def test_of_two_that_save_one_key_at_a_time_one_does(place: str) -> None:
             inside.wait()
             return value
 
-        with opened(place) as cache:
+        with open_cache(place) as cache:
             results[value] = cache.save("k", produce)
 
     threads = [threading.Thread(target=save, args=(value,)) for value in (b"a", b"b")]
@@ -92,7 +92,7 @@ def test_of_two_that_save_one_key_at_a_time_one_does(place: str) -> None:
     for thread in threads:
         thread.join(60)
     (winner,) = [value for value, made in results.items() if made is not None]
-    with opened(place) as cache:
+    with open_cache(place) as cache:
         assert content(cache.find("k")) == winner * 1500
         assert len(list(cache._store.keys("parts/"))) == 2
 
@@ -102,7 +102,7 @@ def test_what_fails_in_the_middle_leaves_nothing(place: str) -> None:
         write(b"x" * 2500)
         raise UsageError("no more")
 
-    with opened(place) as cache:
+    with open_cache(place) as cache:
         with pytest.raises(UsageError, match="no more"):
             cache.save("k", produce)
         assert list(cache._store.keys()) == []
@@ -111,7 +111,7 @@ def test_what_fails_in_the_middle_leaves_nothing(place: str) -> None:
 def test_a_changed_byte_is_found_in_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "PART_BYTES", PART)
     data = bytes(range(256)) * 10
-    with opened(tmp_path / "cache") as cache:
+    with open_cache(tmp_path / "cache") as cache:
         assert saved(cache, "k", data)
         files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
         assert len(files) == 4
@@ -153,11 +153,11 @@ def test_names_keep_beginnings_and_are_told_apart(key: str, data: st.DataObject)
 
 @pytest.mark.parametrize("key", ["", "k" * 181, "\ud800", "Ü" * 31])
 def test_a_key_that_cannot_be_one_says_why(tmp_path: Path, key: str) -> None:
-    with opened(tmp_path / "cache") as cache, pytest.raises(UsageError, match="of a cache"):
+    with open_cache(tmp_path / "cache") as cache, pytest.raises(UsageError, match="of a cache"):
         cache.find(key)
 
 
 @pytest.mark.parametrize("place", ["/dev/null", "s3://", "ftp://host/x"])
 def test_a_place_that_cannot_be_a_cache_says_why(place: str) -> None:
-    with pytest.raises(SnapshotdError, match=r"cache|store"), opened(place):
+    with pytest.raises(SnapshotdError, match=r"cache|store"), open_cache(place):
         pass

@@ -17,7 +17,7 @@ import pytest
 
 from snapshotd.api.snapshots import TaggedInfo
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.daemon.http.streams import Channel, listed
+from snapshotd.daemon.http.streams import Channel, answer_list
 from snapshotd.engine.storage.look import pieces
 from snapshotd.formats.ingest import ingest_folder, ingest_tar
 from snapshotd.formats.tar_writer import write_tree
@@ -205,7 +205,7 @@ def pack_a_large_file(tmp_path: Path) -> None:
 
 
 def answer_with_a_list(_: Path) -> None:
-    listed([TaggedInfo("0" * 32, str(number)) for number in range(COUNT)])
+    answer_list([TaggedInfo("0" * 32, str(number)) for number in range(COUNT)])
 
 
 def read_pages(_: Path) -> None:

@@ -389,15 +389,10 @@ def test_a_tree_is_the_same_with_and_without_help(rig: Rig, tmp_path: Path, monk
     os.link(layer / "d1/e1/f1", layer / "d2/e2/linked")
     (layer / "d3/link").symlink_to("e3")
     fd = os.open(layer, os.O_RDONLY | os.O_DIRECTORY)
-    read: list[int] = []
     wait_until(rig.ready)
-    helped = archive.apply(rig.writer, fd, None, salt=b"s", progress=read.append)
+    helped = archive.apply(rig.writer, fd, None, salt=b"s")
     rig.writer.flush()
     assert len(helpers()) == 2
-    assert (
-        sum(read)
-        == sum(path.stat().st_size for path in layer.rglob("*") if path.is_file()) - (layer / "d1/e1/f1").stat().st_size
-    )
     rig.holds(*[path.read_bytes() for path in layer.rglob("*") if path.is_file() and path.stat().st_size])
     alone = PackRepository(LocalStore(tmp_path / "alone"), tmp_path / "alone.db", load_key(rig.places.repo_dir))
     assert archive.apply(alone, fd, None, salt=b"s") == helped
