@@ -167,7 +167,7 @@ def _rest(client: Snapshotd, trajectory: str) -> None:
 def _cpu_clock(client: Snapshotd) -> int:
     """The clock of all that the daemon has worked (clock_gettime(2): the complement of the process id, and 2 for the
     scheduler's)."""
-    pid = int((client.state_dir / "lock").read_text())
+    pid = client.version().pid
     return ~pid << 3 | 2
 
 

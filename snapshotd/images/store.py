@@ -34,8 +34,6 @@ from snapshotd.images import build, machine, recipes
 from snapshotd.images.archive_file import open_archive
 from snapshotd.images.base import ImageCatalog, Images, Progress
 from snapshotd.images.config import DEFAULT_WORKDIR
-from snapshotd.images.docker import DockerImages
-from snapshotd.images.registry import RegistryBlobs, is_address
 from snapshotd.images.root import MADE_AT_NS, measure, prepare_root
 from snapshotd.images.shared import SharedBuilds
 from snapshotd.images.sources import Source, of_archive, open_source
@@ -67,7 +65,6 @@ class ImageStore(Images):
         self._dir.mkdir(mode=0o700, exist_ok=True)
         self._catalog = catalog
         self._builds = builds
-        self._docker = DockerImages()
         self._making = threading.RLock()
         self._making_empty = threading.Lock()
         """An empty image takes no time, so it waits for no build, which takes a minute."""
@@ -122,6 +119,8 @@ class ImageStore(Images):
 
     def _from_elsewhere(self, source: str, name: str, progress: Progress) -> Image:
         """From the Docker engine, else from the registry that a name leads to. NotFound, Unsupported: neither has it."""
+        from snapshotd.images.registry import RegistryBlobs, is_address  # few daemons need it: 70 ms to import
+
         try:
             return self._from_docker(source, name, progress)
         except (NotFound, Unsupported) as exc:
@@ -183,14 +182,16 @@ class ImageStore(Images):
             ) from exc
 
     def _from_docker(self, docker_name: str, name: str, progress: Progress) -> Image:
-        checked = _check_name(name)
+        from snapshotd.images.docker import DockerImages
+
+        checked, engine = _check_name(name), DockerImages()
         with self._making:
-            config = self._docker.inspect(docker_name)
+            config = engine.inspect(docker_name)
             facts = _Facts(checked, f"docker {docker_name}", config.source_id, config.env, config.workdir)
 
             def fill(root: Path) -> None:
                 with _open_dir(root) as fd:
-                    self._warn(self._docker.extract(config, fd, progress).warnings, progress)
+                    self._warn(engine.extract(config, fd, progress).warnings, progress)
 
             return self._reuse(facts, progress) or self._make(facts, fill)
 

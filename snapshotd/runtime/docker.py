@@ -4,7 +4,8 @@ A container is made from a stub image (empty directories; imported once, no regi
 that will run in it, so that `docker ps`, `docker logs`, `docker exec` and `docker stats` show sandboxes as people
 expect:
     name `snapshotd-<short id>`, image `snapshotd/<image name>`, labels snapshotd.instance and snapshotd.container.
-The engine makes and removes containers; commands are started through its runc (see `_exec.py` for why).
+The engine makes and removes containers; commands are started through its runc (see `_exec.py` for why). The SDK is
+imported where it is used: it is a tenth of the daemon's start, and many a machine has no engine.
 """
 
 from __future__ import annotations
@@ -22,11 +23,7 @@ import tarfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import docker
-import docker.errors
-import requests.exceptions
+from typing import TYPE_CHECKING, Any
 
 from snapshotd.egress.resolver import RESOLV_CONF, write_resolver
 from snapshotd.errors import SandboxFailed, Unsupported
@@ -54,6 +51,9 @@ from snapshotd.runtime.base import (
 from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.runtime.starter import Starter
 from snapshotd.types import ContainerID, short
+
+if TYPE_CHECKING:
+    import docker
 
 _STUB_TAG = "snapshotd/stub:1"
 """The number changes with the content of the stub image."""
@@ -93,6 +93,9 @@ class DockerRuntime(Runtime):
         reason = _socket_problem(path)
         if reason is not None:
             return reason
+        import docker.errors
+        import requests.exceptions
+
         try:
             version = self._api().version()
         except (docker.errors.DockerException, requests.exceptions.RequestException) as exc:
@@ -176,6 +179,8 @@ class DockerRuntime(Runtime):
 
     def _api(self) -> Any:
         """The SDK's low-level client; one for all threads (its connection pool is thread-safe)."""
+        import docker
+
         with self._lock:
             if self._client is None:
                 self._client = docker.DockerClient(self._host, version="auto", max_pool_size=_POOL_SIZE)
@@ -265,6 +270,8 @@ class DockerRuntime(Runtime):
 
     def _image(self, name: str) -> str:
         """A tag of the stub image that says `name`, made where missing."""
+        import docker.errors
+
         clean = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:64] or "sandbox"
         api = self._api()
         with self._image_lock:
@@ -278,6 +285,8 @@ class DockerRuntime(Runtime):
 
     def _remove(self, container_id: ContainerID, docker_id: str) -> None:
         """Kill everything first: the engine's own kill would wait for commands that only this process can reap."""
+        import docker.errors
+
         api = self._api()
         try:
             pid = int(api.inspect_container(docker_id)["State"]["Pid"])
@@ -313,6 +322,9 @@ class _GoneError(SandboxFailed):
 @contextlib.contextmanager
 def _engine(what: str) -> Iterator[None]:
     """Turn the SDK's errors into SandboxFailed with the engine's own reason."""
+    import docker.errors
+    import requests.exceptions
+
     try:
         yield
     except docker.errors.NotFound as exc:

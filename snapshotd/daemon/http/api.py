@@ -47,7 +47,7 @@ from snapshotd.daemon.http.routes import (  # noqa: F401 - they register their h
     values,
 )
 from snapshotd.daemon.http.routes import service as service_routes  # noqa: F401 - as these
-from snapshotd.daemon.http.routes.shared import ROUTER, JsonRoute, Service
+from snapshotd.daemon.http.routes.shared import ROUTES, Service
 from snapshotd.daemon.http.streams import error_response
 from snapshotd.errors import NotFound, SnapshotdError, UsageError
 
@@ -69,7 +69,7 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
-    app.router.routes.extend(ROUTER.routes)
+    app.router.routes.extend(ROUTES)
     app.openapi = functools.cache(lambda: _describe(app))  # type: ignore[method-assign]
     for kind in (SnapshotdError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
@@ -80,7 +80,7 @@ def create_app(service: Service) -> FastAPI:
 
 
 def _describe(app: FastAPI) -> dict[str, Any]:
-    routes = [route.described() for route in ROUTER.routes if isinstance(route, JsonRoute)]
+    routes = [route.described() for route in ROUTES]
     return describe(get_openapi(title=app.title, version=app.version, summary=app.summary, routes=routes))
 
 

@@ -24,7 +24,14 @@ places = UserPlaces(beside / "state", beside, beside / "run", beside / "share")
 engine = open_small(beside / "state", Footing(places, Mode.FOLDER))
 engine.life.close()
 fleet = ("psycopg", "boto3", "botocore", "ray", "snapshotd.fleet", "snapshotd.engine.node", "snapshotd.repo.fleet")
-print([one for one in sys.modules if one in fleet or one.startswith("snapshotd.fleet.")])
+engines = ("docker", "requests", "urllib3")
+print([one for one in sys.modules if one in (*fleet, *engines) or one.startswith("snapshotd.fleet.")])
+
+from snapshotd.daemon.http.api import create_app
+from snapshotd.daemon.http.routes.shared import ROUTES, Service
+
+create_app(Service(engine, beside / "state", 0))
+print(len(ROUTES) > 100, [route for route in ROUTES if "_answering" in vars(route)])
 
 import snapshotd.cli.main
 from snapshotd.client import *
@@ -60,9 +67,12 @@ def test_modules_are_imported_without_a_look_for_garbage() -> None:
     assert int(looks) > 10
 
 
-def test_neither_daemon_client_nor_command_line_loads_a_framework_or_a_daemon_alone_a_fleet(short_dir: Path) -> None:
-    """The daemon's engine was opened and closed."""
+def test_neither_daemon_client_nor_command_line_loads_a_framework_nor_the_daemon_what_it_does_not_use(
+    short_dir: Path,
+) -> None:
+    """The daemon's engine was opened and closed: it is alone, and no sandbox or image was asked of a Docker engine. No route
+    takes requests apart before there is one."""
     program = [sys.executable, "-c", _ALONE, str(SMALL_DAEMON.parents[1]), str(short_dir)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SNAPSHOTD_")}
     done = subprocess.run(program, capture_output=True, text=True, timeout=60, env=environment)
-    assert (done.stdout, done.returncode) == ("[]\n[]\n", 0), done.stderr
+    assert (done.stdout, done.returncode) == ("[]\nTrue []\n[]\n", 0), done.stderr

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 import anyio.to_thread
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import Depends, Header, Query, Request
 from fastapi import Path as PathParameter
 from fastapi.routing import APIRoute
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from snapshotd.api.operations import Operation
@@ -72,17 +73,38 @@ class Service:
         self.access = Access(Tokens(self.state_dir / "tokens.json"))
 
 
-class JsonRoute(APIRoute):
+class OperationRoute(Route):
+    """The route of an operation. FastAPI's, which takes a request apart, is made for the first one: to make all of them takes a
+    fifth of the daemon's start."""
+
+    def __init__(self, operation: Operation[Any], handler: Callable[..., Any], **options: Any) -> None:
+        """`options`: of FastAPI's route."""
+        super().__init__(API_PREFIX + operation.path, handler)
+        self.methods = {operation.method}
+        self.operation, self._options = operation, {**options, "methods": [operation.method]}
+
+    @functools.cached_property
+    def _answering(self) -> _JsonRoute:
+        return _JsonRoute(self.operation, self.path, self.endpoint, self._options)
+
+    def described(self) -> APIRoute:
+        """FastAPI's route with the forms of its answers, for the description."""
+        return APIRoute(self.path, self.endpoint, **self._options)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["route"] = self._answering
+        await self._answering.handle(scope, receive, send)
+
+
+class _JsonRoute(APIRoute):
     """A route for callers with the scope of its operation, who see the things of their tenant. `decoding.check` looks at the body
-    before the handler gets it. `json_bytes` encodes its
-    answers, and not FastAPI, which refuses some text that a program may record. So only the description needs their forms, which
-    take a third of the time that all routes take: a daemon that starts makes none."""
+    before the handler gets it. `json_bytes` encodes its answers, and not FastAPI, which refuses some text that a program may
+    record. So only the description needs their forms."""
 
-    operation: Operation[Any]
-
-    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        self._options = options
-        status = options.get("status_code") or 200
+    def __init__(
+        self, operation: Operation[Any], path: str, endpoint: Callable[..., Any], options: dict[str, Any]
+    ) -> None:
+        self.operation = operation
 
         def encoded(answer: Any) -> Any:
             if answer is None or isinstance(answer, Response):
@@ -90,7 +112,7 @@ class JsonRoute(APIRoute):
             return (
                 answer_list(answer)
                 if isinstance(answer, list)
-                else Response(json_bytes(answer), status, media_type=JSON)
+                else Response(json_bytes(answer), operation.status, media_type=JSON)
             )
 
         if inspect.iscoroutinefunction(endpoint):
@@ -107,10 +129,6 @@ class JsonRoute(APIRoute):
                 return encoded(endpoint(*args, **kwargs))
 
         super().__init__(path, answering, **{**options, "response_model": None, "responses": None})
-
-    def described(self) -> APIRoute:
-        """The route with the forms of its answers, for the description."""
-        return APIRoute(self.path, self.endpoint, **self._options)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller: Principal = scope["state"][PRINCIPAL]
@@ -135,13 +153,9 @@ class _Strict(Request):
         return load_json(await self.body())
 
 
-ROUTER = APIRouter(
-    route_class=JsonRoute,
-    prefix=API_PREFIX,
-    responses={"default": {"model": ErrorAnswer, "description": "An error, as one sentence."}},
-)
-"""All routes. They go into an app as they are: those of a router that FastAPI includes are built again, by each daemon's
-first request."""
+ROUTES: list[OperationRoute] = []
+"""All routes, which every app has."""
+_ERROR: dict[int | str, Any] = {"default": {"model": ErrorAnswer, "description": "An error, as one sentence."}}
 H = TypeVar("H", bound=Callable[..., Any])
 
 
@@ -151,28 +165,29 @@ def handles(
     """Registers the handler of an operation. It returns values of the engine (`engine/records.py`), records, or the Response
     that streams the answer. `says`, `takes`: description of a streamed answer, and of a streamed body. `about`: that of the
     operation, in place of the handler's docstring."""
-    options: dict[str, Any] = {"response_model": operation.answer, "openapi_extra": {"x-scope": operation.scope}}
+    options: dict[str, Any] = {
+        "response_model": operation.answer,
+        "openapi_extra": {"x-scope": operation.scope},
+        "responses": _ERROR,
+    }
     if isinstance(operation.answer, str):
         described: dict[str, Any] = {"content": {operation.answer: {}}, "description": says or "Raw bytes."}
-        options |= {"response_model": None, "response_class": Response, "responses": {200: described}}
+        options |= {"response_model": None, "response_class": Response, "responses": {**_ERROR, 200: described}}
     if operation.is_upload:
-        described = {"required": True, "content": {operation.body: {}}, "description": takes}
-        options["openapi_extra"]["requestBody"] = described
+        body: dict[str, Any] = {"required": True, "content": {operation.body: {}}, "description": takes}
+        options["openapi_extra"]["requestBody"] = body
 
     def register(handler: H) -> H:
-        ROUTER.add_api_route(
-            operation.path,
+        route = OperationRoute(
+            operation,
             handler,
-            methods=[operation.method],
             status_code=operation.status,
             tags=[operation.subject],
             description=about,
             dependencies=[Depends(_check_ref)] if "{ref}" in operation.path else None,
             **options,
         )
-        route = ROUTER.routes[-1]
-        assert isinstance(route, JsonRoute)
-        route.operation = operation
+        ROUTES.append(route)
         return handler
 
     return register
