@@ -495,10 +495,10 @@ def test_a_list_that_fails_is_an_error(local: LocalStore, monkeypatch: pytest.Mo
         local.put(key, [b"x"])
     real = files.open_beneath
 
-    def fail(dir_fd: int, path: bytes, flags: int, mode: int = 0) -> int:
+    def fail(dir_fd: int, path: bytes, flags: int) -> int:
         if path == b"b":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return real(dir_fd, path, flags, mode)
+        return real(dir_fd, path, flags)
 
     monkeypatch.setattr(files, "open_beneath", fail)
     listed = local.keys()
