@@ -428,7 +428,7 @@ def _marker(hint: Any, kinds: tuple[type, ...]) -> Any:
 
 
 def _maker(hint: Any) -> _Make | None:
-    """Makes a field of this type from its JSON; None: the JSON itself is the field."""
+    """Return the function that makes a field of this type from its JSON; None if the JSON itself is the field."""
     made = next(filter(None, map(_maker, get_args(hint))), None)
     if get_origin(hint) is tuple:
         return tuple if made is None else lambda values: tuple(map(made, values))

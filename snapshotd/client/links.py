@@ -61,7 +61,7 @@ class Room(Protocol):
     async def add(self, count: int) -> None: ...
 
     async def take(self, count: int) -> None:
-        """Wait until there are so many, and use them."""
+        """Wait until `count` bytes may be sent, and count them as sent."""
 
 
 class Links(Protocol):

@@ -183,8 +183,8 @@ def _try_namespace(places: UserPlaces, state_dir: Path) -> Iterator[tuple[int | 
 
 
 def note_namespace(footing: Footing, state_dir: Path) -> None:
-    """Write down for the next daemon of the state directory in which namespace this one may leave sandboxes, or that plain folders
-    have to do. The caller holds the directory's lock."""
+    """Write a note for the next daemon of the state directory: the user namespace in which this one may leave sandboxes, or
+    that only plain folders can be used. The caller holds the directory's lock."""
     if footing.refusal:
         (state_dir / _NAMESPACE).write_text(_NONE)
     elif footing.in_namespace:

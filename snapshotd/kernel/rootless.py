@@ -373,8 +373,8 @@ def _find(inode: int) -> int | None:
 
 
 def _is_mapped_as_here(namespace: int) -> bool:
-    """True if a user namespace has the ids that `enter` gives one. The kernel gives the inode of one that has ended to another
-    one: of a container of this user, or of another program."""
+    """True if a user namespace has the ids that `enter` gives one. The inode alone does not tell: when a namespace has ended,
+    the kernel gives its inode to another, which may be a container's or another program's."""
     user, (told, tell) = os.geteuid(), os.pipe()
     child = os.fork()
     if child == 0:

@@ -225,7 +225,8 @@ def _whole_pattern(parts: tuple[Part, ...]) -> str:
 
 
 def _unfinished_pattern(parts: tuple[Part, ...]) -> str:
-    """Matches the beginning of a match that ends with the data, or a match that ends there and could go on."""
+    """Return the pattern of a text at the end of the data that more data could make a match of, or a longer match than it
+    is."""
     pattern = r"(?!)"
     for part in reversed(parts):
         if isinstance(part, Not):

@@ -186,7 +186,7 @@ class _Applying:
         return True
 
     def _touch(self) -> _Place:
-        """The present directory, about to get, lose or replace an entry."""
+        """Make the present directory ready for a change of its entries: writable, without a default ACL. Returns it."""
         place = self._way[-1]
         if not place.touched:
             place.touched = True

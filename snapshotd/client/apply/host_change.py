@@ -92,7 +92,7 @@ class HostChange:
         self._add_place_step(path, name)
 
     def put_directory(self, path: bytes, permissions: int, owner: tuple[int, int]) -> None:
-        """Its owner may always write to it, so that it can be filled."""
+        """Make a directory. Its owner may always write to it, whatever `permissions` say, so that it can be filled."""
         name = f"n{len(self._steps)}"
         with _raise_ours(self.tree):
             os.mkdir(name, 0o700, dir_fd=self._fd)

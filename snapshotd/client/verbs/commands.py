@@ -129,8 +129,9 @@ class CommandVerbs(VerbPart):
         where: str,
         key: str | None,
     ) -> ExecInfo:
-        """`paths`: of the operation, and of the one for a client that attends to the command. `key` None: nothing is
-        recorded of it."""
+        """Run a command, show its output and return its outcome. `paths`: of the plain operation, which is asked for an answer
+        that was lost, and of the attended one, which runs the command. `where`: the sandbox, for messages. `key`: of the
+        request; None if the command is not recorded."""
         shown = ShownOutput(on_output)
         async with await self._transport.converse(
             paths[1], request, query={"stdin": stdin is not None or None}, key=key

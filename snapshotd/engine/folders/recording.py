@@ -328,7 +328,7 @@ class FolderRecorder:
 
 
 def rewind_key(folder: OpenFolder) -> str:
-    """Names the rewind that has begun to put files back, and is not recorded."""
+    """Return the name of the catalog's note about a rewind that has begun to put files back and is not recorded yet."""
     return f"folder-rewind/{folder.trajectory}"
 
 

@@ -382,7 +382,7 @@ def _fuse() -> Check:
 
 
 def _device_fix(device: str, module: str, refused: OSError) -> str:
-    """The way to a device that could not be opened."""
+    """Return the advice for a device that could not be opened."""
     if isinstance(refused, PermissionError):
         filtered = f"give the container --device {device}"
         return f"`sudo chmod 666 {device}`" if refused.errno == errno.EACCES else filtered

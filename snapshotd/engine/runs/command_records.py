@@ -104,7 +104,8 @@ class CommandRecords:
         return next((snapshot for snapshot in newest if snapshot.call.id == info.id), None)
 
     def settle(self, trajectory: TrajectoryID, spared: Collection[CallID] = ()) -> None:
-        """Record the known outcome of every command that no daemon can go on with, but of those `spared`."""
+        """Write an end into the record of every command that has none, except those in `spared`, which this daemon goes on
+        with: the outcome that its snapshot has, else that its end is not known."""
         for info in self.all_of(trajectory):
             if not info.running or info.id in spared:
                 continue

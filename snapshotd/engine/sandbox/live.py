@@ -220,7 +220,7 @@ class Survival:
         self._roots = self._roots[-1:]
 
     def update_root(self, present: Callable[[], Root]) -> None:
-        """Note that the root, which is the same mount, has another stack."""
+        """Note that the root is now `present()`: the same mount as before, but with another stack of layers."""
         if self._record is not None and self._record.kept:
             self._keep((present(),))
 

@@ -110,7 +110,7 @@ class Fields:
 
 
 def shallow(value: Any) -> Any:
-    """A free value that does not nest too deep."""
+    """Return any JSON value unchanged. ValueError if it nests deeper than `MAX_JSON_DEPTH`."""
     if nests_deeper(value, MAX_JSON_DEPTH):
         raise ValueError("a value nests too deep")
     return value

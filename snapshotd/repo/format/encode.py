@@ -87,7 +87,7 @@ class _Form(NamedTuple):
 
 
 def _frame(job: Job, form: _Form) -> Encoded:
-    """InternalError when a compressed payload does not decompress to its input."""
+    """Make the frame of an object in this form. InternalError: a compressed payload does not decompress to its input."""
     payload, short = form.payload, None
     if payload is not None:
         if job.check and compress.decompress(payload, len(job.data), form.base, form.dictionary) != job.data:

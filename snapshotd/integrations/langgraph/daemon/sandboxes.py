@@ -334,7 +334,7 @@ class Sandboxes:
 
 
 def _is_of(info: SnapshotInfo, argv: Sequence[str]) -> bool:
-    """True if a step is of this command, as it is recorded: with markers in place of secrets."""
+    """True if a step ran this command. The recorded command has markers in place of secrets, which match any text."""
     arguments = info.tool.arguments
     recorded = arguments.get("argv") if info.tool.name == "exec" and isinstance(arguments, dict) else None
     if not isinstance(recorded, list) or len(recorded) != len(argv):
