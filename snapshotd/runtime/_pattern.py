@@ -54,8 +54,8 @@ class Pattern:
 def learn(
     container: ContainerID, settings: GroupSettings | None, state: Path, filters: list[tuple[str, int]]
 ) -> Pattern | None:
-    """Make a pattern of a sandbox that runc has started; None if it cannot be one. `settings`: of its cgroups, None where they
-    could not be read; `state`: the file with runc's record of it; `filters`: as `Pattern` has them."""
+    """Make a pattern of a sandbox that runc has started; None if it cannot be one. `settings`: of its cgroups, None if it may
+    use every device; `state`: the file with runc's record of it; `filters`: as `Pattern` has them."""
     record = json.loads(state.read_text())
     if settings is None or not record.keys() > set(_OWN_FIELDS):
         return None
