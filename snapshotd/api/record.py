@@ -90,16 +90,27 @@ class _Fields:
         self._frozen = frozen
 
     def __get__(self, instance: object, cls: type) -> Any:
+        made: Any = next(
+            one for one in cls.__mro__ if "__dataclass_fields__" in vars(one)
+        )  # `cls` may be a user's class
         with _MAKING:
-            if vars(cls).get("__dataclass_fields__") is self:  # another thread may have been first
+            if vars(made)["__dataclass_fields__"] is self:  # another thread may have been first
                 import dataclasses
 
-                for name, value in list(vars(cls).items()):
+                for name, value in list(vars(made).items()):
                     if isinstance(value, field):  # type: ignore[arg-type]
-                        setattr(cls, name, dataclasses.field(**value.options))
-                dataclasses.dataclass(frozen=self._frozen)(cls)
-                cls._made = True  # type: ignore[attr-defined]
-        return cls.__dataclass_fields__  # type: ignore[attr-defined]
+                        setattr(made, name, dataclasses.field(**value.options))
+                dataclasses.dataclass(frozen=self._frozen)(made)
+                made._made = True
+        return made.__dataclass_fields__
+
+
+class _MatchArgs:
+    """Stands in for the `__match_args__` of records that are no dataclass yet."""
+
+    def __get__(self, instance: object, cls: Any) -> Any:
+        _ = cls.__dataclass_fields__
+        return cls.__match_args__
 
 
 class _Unset:
@@ -264,6 +275,7 @@ class ApiRecord:
     not know are ignored, so that a daemon may say more than its client knows."""
 
     __slots__ = ()
+    __match_args__ = _MatchArgs()
     __pydantic_config__: ClassVar[Json] = {"json_schema_serialization_defaults_required": True}
 
     @classmethod

@@ -60,6 +60,13 @@ def _told() -> type[Any]:
     return Told
 
 
+def _by_position(made: Any) -> Any:
+    kind: Any = type(made)
+    match made:
+        case kind(first, path):
+            return first, path
+
+
 _JSON = {"pairs": [1], "token": "hush", "path": "a\ufffd", "path_b64": "Yf8=", "first": 1, "unknown": 2}
 
 
@@ -73,6 +80,7 @@ _JSON = {"pairs": [1], "token": "hush", "path": "a\ufffd", "path_b64": "Yf8=", "
         lambda made, other: copy.deepcopy(made) == other,
         lambda made, other: list(vars(made)) == list(vars(other)),
         lambda made, other: {made: 1}[other] == 1,
+        lambda made, other: _by_position(made) == _by_position(other) == (1, "/a\udcff"),
     ],
 )
 def test_a_record_that_was_only_read_is_no_dataclass_and_acts_as_one(look: Callable[[Any, Any], bool]) -> None:
@@ -101,6 +109,14 @@ def test_what_is_left_out_has_its_default_or_is_missed() -> None:
     del short["token"]
     with pytest.raises(TypeError, match="token"):
         _told().of(short)
+
+
+def test_a_class_of_a_user_may_have_a_record_as_its_base() -> None:
+    class Mine(_told()):  # type: ignore[misc]
+        own = 1
+
+    mine = Mine.of(_JSON)
+    assert (type(mine), mine.own, mine.first, mine) == (Mine, 1, 1, Mine.of(_JSON))
 
 
 def test_a_record_with_a_base_compares_its_own_fields() -> None:
