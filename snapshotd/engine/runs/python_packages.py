@@ -48,7 +48,8 @@ def read_requirements(request: SandboxFields, agent: Path | None, namespace_pid:
     file or the metadata cannot be read."""
     if request.requirements is not None:
         try:
-            with open(open_seen(Path(request.requirements), namespace_pid)) as f:
+            opened = files.closing_fd(open_seen(Path(request.requirements), namespace_pid))
+            with opened as fd, open(fd, closefd=False) as f:  # `open` leaves that of a directory open
                 text = f.read()
         except FileNotFoundError as exc:
             raise NotFound(f"requirements file {request.requirements!r} does not exist") from exc
