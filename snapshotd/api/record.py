@@ -275,7 +275,7 @@ class ApiRecord:
     not know are ignored, so that a daemon may say more than its client knows."""
 
     __slots__ = ()
-    __match_args__ = _MatchArgs()
+    __match_args__: ClassVar[Any] = _MatchArgs()
     __pydantic_config__: ClassVar[Json] = {"json_schema_serialization_defaults_required": True}
 
     @classmethod
