@@ -89,20 +89,18 @@ class _Fields:
     def __init__(self, frozen: bool) -> None:
         self._frozen = frozen
 
-    def __get__(self, instance: object, cls: type) -> Any:
-        made: Any = next(
-            one for one in cls.__mro__ if "__dataclass_fields__" in vars(one)
-        )  # `cls` may be a user's class
+    def __get__(self, instance: object, cls: Any) -> Any:
+        cls = next(one for one in cls.__mro__ if "__dataclass_fields__" in vars(one))  # not a user's class below it
         with _MAKING:
-            if vars(made)["__dataclass_fields__"] is self:  # another thread may have been first
+            if vars(cls)["__dataclass_fields__"] is self:  # another thread may have been first
                 import dataclasses
 
-                for name, value in list(vars(made).items()):
+                for name, value in list(vars(cls).items()):
                     if isinstance(value, field):  # type: ignore[arg-type]
-                        setattr(made, name, dataclasses.field(**value.options))
-                dataclasses.dataclass(frozen=self._frozen)(made)
-                made._made = True
-        return made.__dataclass_fields__
+                        setattr(cls, name, dataclasses.field(**value.options))
+                dataclasses.dataclass(frozen=self._frozen)(cls)
+                cls._made = True
+        return cls.__dataclass_fields__
 
 
 class _MatchArgs:
