@@ -1,7 +1,7 @@
 # Everything starts from a bare Debian 12 with make and Python 3.11: what is missing is installed once, a second run goes straight to work.
 #
 #   make demo    run the example of the README from the beginning to the end (as root)
-#   make test    lint, types and the short set of tests: some twenty minutes on two cores (as root: containers and Docker too)
+#   make test    lint, types and the short set of tests: a quarter of an hour on two cores (as root: containers and Docker too)
 #   make test-all   lint, types and every test, long random walks, kills and power cuts too: three quarters of an hour (docs/testing.md)
 #   make suites  the suites that the frameworks of docs/integrations ship, and real runs with them, downloaded: their counts (as root)
 #   make check   lint, types and the tests that need no root: a minute
