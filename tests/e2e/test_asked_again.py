@@ -197,6 +197,12 @@ NOTHING: Callable[[bytes], bytes] = lambda _: b""  # noqa: E731
 A_PART: Callable[[bytes], bytes] = lambda answer: answer[: len(answer) * 3 // 4]  # noqa: E731
 
 
+def make_other(client: Snapshotd, box: Sandbox) -> None:
+    """The branch that `merge` brings to `box`."""
+    (other,) = client.fork(box.id, name="other").trajectories
+    Sandbox.connect(other.id, client=client).exec("echo x > theirs", check=True)
+
+
 @pytest.fixture
 def box(snap: Snap, runtime: str) -> Iterator[Sandbox]:
     """A sandbox of the test's own; whatever else the test makes is removed, too."""
@@ -204,8 +210,7 @@ def box(snap: Snap, runtime: str) -> Iterator[Sandbox]:
     before = {one.id for one in client.trajectories()}
     made = Sandbox.create(runtime=runtime, client=client)
     client.tag(made.id, "first")
-    (other,) = client.fork(made.id, name="other").trajectories
-    Sandbox.connect(other.id, client=client).exec("echo x > theirs", check=True)
+    make_other(client, made)
     yield made
     for one in reversed([one for one in client.trajectories() if one.id not in before]):
         client.remove(one.id, force=True)
@@ -298,6 +303,7 @@ def test_a_daemon_that_is_killed_before_its_answer(own_snap: Snap) -> None:
     client = Snapshotd(own_snap.state_dir)
     box = Sandbox.create(runtime="runc", client=client)
     client.tag(box.id, "first", move=True)
+    make_other(client, box)
     log, armed = own_snap.state_dir / "daemon.log", {**own_snap.env, "SNAPSHOTD_FAILPOINT": POINT}
     for verb in VERBS[: long.size(3, len(VERBS))]:
         before, died = added(client, box), log.read_text().count(f"failpoint {POINT} reached")
