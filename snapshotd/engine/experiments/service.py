@@ -308,9 +308,8 @@ class ExperimentService:
         name = f"{request.name}.base"
         base = find_trajectory(self._services, name)
         if base is None:
-            with (
-                without_key()
-            ):  # the key of the request that is at work stands for the experiment, and not for the sandbox
+            # The key of the request that is at work stands for the experiment, and not for the sandbox.
+            with without_key():
                 wanted = CreateRequest(**{**vars(request.source), "name": name})
                 base, _ = self._services.runs.create(wanted, namespace_pid=namespace_pid, experiment=identity)
         elif base.experiment != identity:
