@@ -13,6 +13,7 @@ lost only if the daemon dies.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from snapshotd.kernel import files
 from snapshotd.types import ImageID, LayerID, SnapshotID, Stack
 
 _log = logging.getLogger(__name__)
@@ -144,10 +146,18 @@ class LiveRecord:
             self._give_up(exc)
 
     def _replace(self, name: str, value: dict[str, Any]) -> None:
-        temporary = self.directory / f"{name}.new"
+        """Replace a file of the record. The two names change places, and the old file goes before the next one is written:
+        if a rename replaced it, ext4 would first write the new one's data to the disk, while an agent waits."""
+        path, temporary = self.directory / name, self.directory / f"{name}.new"
         try:
+            temporary.unlink(missing_ok=True)
             temporary.write_bytes(_line(value))
-            temporary.rename(self.directory / name)
+            try:
+                files.exchange(-1, os.fsencode(temporary), -1, os.fsencode(path))
+            except OSError as exc:  # the first one, or a file system that cannot
+                if exc.errno not in (errno.ENOENT, errno.EINVAL):
+                    raise
+                temporary.rename(path)
         except OSError as exc:
             self._give_up(exc)
 

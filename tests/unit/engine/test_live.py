@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -241,3 +242,24 @@ def test_limits(record: LiveRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("snapshotd.engine.journal.pending.MAX_FACTS", 2)
     pending.add_fact("now", 2, None)
     assert not record.kept, "more than is kept for another daemon"
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_the_newest_facts_are_read_on_any_file_system(
+    record: LiveRecord, monkeypatch: pytest.MonkeyPatch, exchanges: bool
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EINVAL, "this file system cannot let names change places")
+
+    if not exchanges:
+        monkeypatch.setattr(live.files, "exchange", refuse)
+    for number in range(3):
+        record.keep({"number": number}, (_root(number),))
+        facts, (root,) = _read(record)
+        assert (facts["number"], root.mount_id) == (number, number)
+
+
+def _read(record: LiveRecord) -> tuple[dict[str, Any], list[Root]]:
+    found = live.read(record.directory)
+    assert found is not None
+    return found
