@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 from snapshotd.engine.base import EditRequest, Forked, ForkPlace, Variant
 from snapshotd.engine.context import Context
@@ -43,6 +44,7 @@ from snapshotd.types import (
     short,
 )
 
+T = TypeVar("T")
 _PLACE = re.compile(r"\{(index|variant)\}")
 
 
@@ -200,16 +202,13 @@ class Forks:
         """Launch the children, then record them. Nothing is left after an error."""
         launched: list[tuple[Sandbox, HandlerSlot]] = []
         try:
-            with ThreadPoolExecutor(min(len(forks), self._config.forks_at_once)) as pool:
-                begin = [source if resumption is None or one.edit is not None else resumption.began for one in forked]
-                futures = [
-                    pool.submit(self._sessions.launch, fork, at, source) for fork, at in zip(forks, begin, strict=True)
-                ]
-                failures = [f.exception() for f in futures]
-                launched = [f.result() for f, failure in zip(futures, failures, strict=True) if failure is None]
-            for failure in failures:
-                if failure is not None:
-                    raise failure
+            begin = [source if resumption is None or one.edit is not None else resumption.began for one in forked]
+            done = self._side_by_side(
+                [partial(self._sessions.launch, fork, at, source) for fork, at in zip(forks, begin, strict=True)]
+            )
+            launched = [one.result() for one in done if one.exception() is None]
+            for one in done:
+                one.result()
             announce([fork.id for fork in forks])
             self._catalog.add_trajectories([(fork, None) for fork in forks], request=request)
             self._context.ownership.add_new([fork.id for fork in forks])
@@ -249,9 +248,23 @@ class Forks:
     def _start_services(self, made: list[_Child]) -> list[str]:
         """Start the services of all children, side by side. Returns a sentence for each that did not come back.
         SandboxFailed: a required one did not."""
-        with ThreadPoolExecutor(min(len(made), self._config.forks_at_once)) as pool:
-            begun = [pool.submit(self._sessions.services.start, child.sandbox, strict=True) for child in made]
-        return [sentence for one in begun for sentence in one.result()]
+        done = self._side_by_side(
+            [partial(self._sessions.services.start, child.sandbox, strict=True) for child in made]
+        )
+        return [sentence for one in done for sentence in one.result()]
+
+    def _side_by_side(self, works: Sequence[Callable[[], T]]) -> list[Future[T]]:
+        """Do all of `works`, one or more, and return their results or errors. One alone needs no thread, which would take longer to begin
+        than a sandbox without services."""
+        if len(works) > 1:
+            with ThreadPoolExecutor(min(len(works), self._config.forks_at_once)) as pool:
+                return [pool.submit(work) for work in works]
+        (work,), alone = works, Future[T]()
+        try:
+            alone.set_result(work())
+        except BaseException as exc:  # noqa: BLE001 - as a pool does; whoever asks for the result gets it
+            alone.set_exception(exc)
+        return [alone]
 
     def _start(self, child: _Child, *, resume: bool) -> None:
         """Start the child's program, if one is to run. The program of a changed child is resumed: as a branch it could
