@@ -135,9 +135,9 @@ class Secrecy:
 
     def _ancestors(self, trajectory: Trajectory) -> Iterator[TrajectoryID]:
         while trajectory.forked_from is not None:
-            owner = self._catalog.get_snapshot(trajectory.forked_from).trajectory
+            owner = self._catalog.snapshots.get(trajectory.forked_from).trajectory
             yield owner
-            trajectory = self._catalog.get_trajectory(owner)
+            trajectory = self._catalog.trajectories.get(owner)
 
 
 def _secret_name(variable: str) -> str:

@@ -49,14 +49,16 @@ report("ready")
 while True:
     if not lines or rng.random() < 0.05:
         trajectory, head = begin(image)
-        catalog.add_trajectories([(trajectory, head)])
+        catalog.trajectories.add([(trajectory, head)])
     elif rng.random() < 0.05:
         origin, parent = rng.choice(lines)
         trajectory = fork(head := parent, origin)
-        catalog.add_trajectories([(trajectory, None)])
-    elif rng.random() < 0.03 and not any(one.forked_from == s.id for one, _ in lines for s in catalog.snapshots(lines[-1][0].id)):
+        catalog.trajectories.add([(trajectory, None)])
+    elif rng.random() < 0.03 and not {one.forked_from for one, _ in lines} & {
+        one.id for one in catalog.snapshots.of_trajectory(lines[-1][0].id)
+    }:
         report("removing", lines[-1][0].id)
-        catalog.remove_trajectory(lines.pop()[0].id)
+        catalog.trajectories.remove(lines.pop()[0].id)
         continue
     else:
         trajectory, head = lines.pop(rng.randrange(len(lines)))
@@ -64,13 +66,13 @@ while True:
         texts = [str(head.messages + n) for n in range(rng.randrange(4))]
         new = follow(head, trajectory.id, messages=len(texts))
         new = replace(new, call=make_call(output=output), stack=replace(new.stack, layers=new.stack.layers[:32]))
-        catalog.commit_snapshot(new, [Message("user", text) for text in texts], expected_head=head.id)
+        catalog.snapshots.commit(new, [Message("user", text) for text in texts], expected_head=head.id)
         head = new
         if rng.random() < 0.5:
-            ids = [one.id for one in catalog.snapshots(trajectory.id, 3)]
-            catalog.set_stored(rng.choice(ids), TreeID("1" * 64), RecordID("2" * 64))
+            ids = [one.id for one in catalog.snapshots.of_trajectory(trajectory.id, 3)]
+            catalog.snapshots.set_stored(rng.choice(ids), TreeID("1" * 64), RecordID("2" * 64))
             if rng.random() < 0.3:
-                catalog.set_pruned([rng.choice(ids)])
+                catalog.snapshots.set_pruned([rng.choice(ids)])
     report("committed", trajectory.id, head.id)
     lines.append((trajectory, head))
     if rng.random() < 0.1:
@@ -158,18 +160,18 @@ def check_file(directory: Path, committed: dict[str, str]) -> None:
 
 
 def check(catalog: Catalog, repository: FileSpool, committed: dict[str, str]) -> None:
-    snapshots = {snapshot.id: snapshot for snapshot in catalog.all_snapshots()}
+    snapshots = {snapshot.id: snapshot for snapshot in catalog.snapshots.all()}
     assert committed.keys() <= snapshots.keys()
-    assert catalog.unstored() == [one.id for one in snapshots.values() if one.state is SnapshotState.CAPTURED]
+    assert catalog.snapshots.unstored() == [one.id for one in snapshots.values() if one.state is SnapshotState.CAPTURED]
     for snapshot in snapshots.values():
         assert (snapshot.tree is not None) is (snapshot.state is SnapshotState.STORED)
-        assert (catalog.record(snapshot.id) is None) is (snapshot.state is SnapshotState.CAPTURED)
-        said = [message.content for message in catalog.conversation(snapshot.id)]
+        assert (catalog.snapshots.record(snapshot.id) is None) is (snapshot.state is SnapshotState.CAPTURED)
+        said = [message.content for message in catalog.conversations.read(snapshot.id)]
         assert said == [str(number) for number in range(snapshot.messages)]
         if snapshot.call.output and snapshot.call.output != "a" * 64:  # what the records of a first snapshot name
             assert sum(len(piece) for piece in repository.load_blob(snapshot.call.output)) < 3000
-    for trajectory in catalog.trajectories():
-        own = catalog.snapshots(TrajectoryID(trajectory.id))
+    for trajectory in catalog.trajectories.list():
+        own = catalog.snapshots.of_trajectory(TrajectoryID(trajectory.id))
         line = [trajectory.forked_from, *(snapshot.id for snapshot in own)]
         assert [snapshot.parent for snapshot in own] == line[:-1]
         assert trajectory.head == SnapshotID(line[-1] or "")
@@ -209,7 +211,7 @@ def test_kill_during_a_migration_leaves_the_old_or_the_new(tmp_path: Path) -> No
     golden = Path(__file__).parents[1] / "golden" / f"catalog-v{schema.OLDEST}.db"
     path = Path(shutil.copyfile(golden, tmp_path / "catalog.db"))
     whole = SqliteCatalog(Path(shutil.copyfile(golden, tmp_path / "whole.db")))
-    expected = (whole.images.list(), whole.trajectories(), list(whole.all_snapshots()))
+    expected = (whole.images.list(), whole.trajectories.list(), list(whole.snapshots.all()))
     whole.close()
     kills, steps = 0, 20  # opening takes some, too
     while version_of(path) == schema.OLDEST:
@@ -220,5 +222,5 @@ def test_kill_during_a_migration_leaves_the_old_or_the_new(tmp_path: Path) -> No
     assert kills > 5
     assert version_of(path) == schema.VERSION
     catalog = SqliteCatalog(path)
-    assert (catalog.images.list(), catalog.trajectories(), list(catalog.all_snapshots())) == expected
+    assert (catalog.images.list(), catalog.trajectories.list(), list(catalog.snapshots.all())) == expected
     catalog.close()

@@ -54,7 +54,7 @@ def expected(folder: Path) -> dict[str, Any]:
 
 def roots(folder: Path) -> Roots:
     with closing(SqliteCatalog(folder / "catalog.db")) as catalog:
-        stored = [one for one in catalog.all_snapshots() if one.state is SnapshotState.STORED]
+        stored = [one for one in catalog.snapshots.all() if one.state is SnapshotState.STORED]
         trees = {one.tree: str(one.id) for one in stored if one.tree is not None}
         trees.update({image.tree: str(image.id) for image in catalog.images.list() if image.tree is not None})
         outputs = {
@@ -63,7 +63,7 @@ def roots(folder: Path) -> Roots:
             for blob in (one.call.output, one.call.stdout, one.call.stderr)
             if blob is not None
         }
-        return Roots(trees, outputs, dict.fromkeys(catalog.referenced_records(), ""))
+        return Roots(trees, outputs, dict.fromkeys(catalog.snapshots.referenced_records(), ""))
 
 
 def sound(folder: Path) -> int:

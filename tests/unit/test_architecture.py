@@ -340,7 +340,7 @@ def test_every_package_is_in_the_tables() -> None:
         ("engine/sandbox/step.py", "snapshotd.layers.pivot.pivot", True),
         ("catalog/sqlite.py", "snapshotd.sqlite.Database", True),
         ("catalog/postgres/driver.py", "psycopg", True),
-        ("catalog/sql.py", "psycopg", False),
+        ("catalog/base.py", "psycopg", False),
         ("sqlite.py", "snapshotd.catalog.schema", False),
         ("engine/sandbox/step.py", "snapshotd.daemon.http.api", False),
         ("daemon/wiring.py", "snapshotd.catalog.sqlite.SqliteCatalog", True),

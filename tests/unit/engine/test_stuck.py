@@ -39,7 +39,7 @@ class Rig:
         self.catalog.images.add(image)
         trajectory, first = begin(image)
         self.snapshot = replace(first, call=replace(first.call, output=None, stdout=None, stderr=None))
-        self.catalog.add_trajectories([(trajectory, self.snapshot)])
+        self.catalog.trajectories.add([(trajectory, self.snapshot)])
         spool = FileSpool(state / "repo")
         places = StatePlaces(state, state / "layers", "plain", (state / "repo/store").as_uri())
         context = SimpleNamespace(
@@ -64,7 +64,7 @@ class Rig:
         wait_until(lambda: self.archiver.pid is None, "the worker is gone")
 
     def stored(self) -> bool:
-        return self.catalog.get_snapshot(self.snapshot.id).state is SnapshotState.STORED
+        return self.catalog.snapshots.get(self.snapshot.id).state is SnapshotState.STORED
 
 
 @pytest.fixture
