@@ -88,7 +88,7 @@ from snapshotd.layers.store import LayerStore
 from snapshotd.repo.format.index import Index
 from snapshotd.repo.format.pack import PREFIX
 from snapshotd.repo.key import load_key
-from snapshotd.repo.spool import FileSpool
+from snapshotd.repo.spool import Spool
 from snapshotd.repo.upkeep.maintenance import PackMaintenance
 from snapshotd.repo.writing import reserve as index_reserve
 from snapshotd.runtime.base import Runtime
@@ -97,7 +97,7 @@ from snapshotd.runtime.folder import FolderRuntime
 from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.runtime.runc import RuncRuntime
 from snapshotd.runtime.starter import Starter
-from snapshotd.secrets.vault import FileVault
+from snapshotd.secrets.vault import Vault
 from snapshotd.store.base import Store
 from snapshotd.store.open import open_store
 from snapshotd.types import NO_ISOLATION, IdMap, Message, new_id
@@ -171,7 +171,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
             runtimes["docker"] = DockerRuntime(
                 instance, config.docker_host, run_dir=run_dir / "docker", keeper=keeper, starter=starter
             )
-        spool = FileSpool(state_dir / "repo")
+        spool = Spool(state_dir / "repo")
         rights: NodeRights | None = None
         if config.fleet:
             from snapshotd.daemon.joining import join_fleet, open_rights  # few daemons are nodes
@@ -206,7 +206,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
             runtimes=runtimes,
             events=EventLogs(state_dir / "runs", config.followed_bytes),
             pins=Pins(catalog.snapshots.get),
-            secrecy=Secrecy(FileVault(state_dir, lambda: not catalog.trajectories.list()), catalog),
+            secrecy=Secrecy(Vault(state_dir, lambda: not catalog.trajectories.list()), catalog),
             keeper=keeper,
             child=places.command,
             ownership=rights or ALONE,

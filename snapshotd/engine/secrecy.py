@@ -15,10 +15,11 @@ from dataclasses import replace
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.errors import UsageError
-from snapshotd.repo.base import BlobWriter, Spool
-from snapshotd.secrets.base import MARKER, Vault
+from snapshotd.repo.spool import BlobWriter, Spool
+from snapshotd.secrets.base import MARKER
 from snapshotd.secrets.configured import MIN_VALUE_BYTES
 from snapshotd.secrets.redactor import Funnel, Redactor
+from snapshotd.secrets.vault import Vault
 from snapshotd.terms import TENANT_VARIABLE
 from snapshotd.types import DEFAULT_TENANT, AgentSpec, BlobID, Trajectory, TrajectoryID
 

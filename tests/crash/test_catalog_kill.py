@@ -20,7 +20,7 @@ from snapshotd.catalog import schema
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.postgres.catalog import PostgresCatalog
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.repo.spool import FileSpool
+from snapshotd.repo.spool import Spool
 from snapshotd.types import SnapshotID, SnapshotState, TrajectoryID
 from tests import long
 from tests.capabilities import require
@@ -32,14 +32,14 @@ from pathlib import Path
 from snapshotd import sqlite
 from snapshotd.catalog.postgres.catalog import PostgresCatalog
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.repo.spool import FileSpool
+from snapshotd.repo.spool import Spool
 from tests.records import begin, follow, fork, make_call, make_image
 from snapshotd.types import Message, RecordID, TreeID
 
 sqlite._CHECKPOINT_PAGES = 30  # many checkpoints, so that many kills fall into one
 sqlite._CHECKPOINT_LIMIT_PAGES = 50
 catalog = PostgresCatalog(sys.argv[3]) if sys.argv[3] else SqliteCatalog(Path(sys.argv[1]) / "catalog.db")
-repository = FileSpool(Path(sys.argv[1]) / "repo")
+repository = Spool(Path(sys.argv[1]) / "repo")
 rng = random.Random(int(sys.argv[2]))
 report = lambda *words: os.write(1, (" ".join(words) + "\\n").encode())
 image = make_image()
@@ -129,7 +129,7 @@ def test_kill_at_any_time_loses_nothing_that_postgresql_has(tmp_path: Path, seed
             if victim == "server":
                 server.start()
             note(lines, committed)
-            with closing(PostgresCatalog(server.url)) as catalog, closing(FileSpool(tmp_path / "repo")) as repository:
+            with closing(PostgresCatalog(server.url)) as catalog, closing(Spool(tmp_path / "repo")) as repository:
                 assert catalog.problems() == []
                 check(catalog, repository, committed)
 
@@ -146,10 +146,7 @@ def note(lines: list[str], committed: dict[str, str]) -> None:
 
 
 def check_file(directory: Path, committed: dict[str, str]) -> None:
-    with (
-        closing(SqliteCatalog(directory / "catalog.db")) as catalog,
-        closing(FileSpool(directory / "repo")) as repository,
-    ):
+    with closing(SqliteCatalog(directory / "catalog.db")) as catalog, closing(Spool(directory / "repo")) as repository:
         # Comes after the catalog is open: a connection without the checksum layer would write the log's pages without.
         connection = apsw.Connection(str(directory / "catalog.db"), flags=apsw.SQLITE_OPEN_READWRITE)
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -159,7 +156,7 @@ def check_file(directory: Path, committed: dict[str, str]) -> None:
     assert os.listdir(directory / "repo" / "tmp") == []
 
 
-def check(catalog: Catalog, repository: FileSpool, committed: dict[str, str]) -> None:
+def check(catalog: Catalog, repository: Spool, committed: dict[str, str]) -> None:
     snapshots = {snapshot.id: snapshot for snapshot in catalog.snapshots.all()}
     assert committed.keys() <= snapshots.keys()
     assert catalog.snapshots.unstored() == [one.id for one in snapshots.values() if one.state is SnapshotState.CAPTURED]

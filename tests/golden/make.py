@@ -23,7 +23,7 @@ from snapshotd.engine.storage import records
 from snapshotd.repo.base import Repository, TreeEntry
 from snapshotd.repo.key import load_key
 from snapshotd.repo.reading.reader import PackReader
-from snapshotd.repo.spool import FileSpool
+from snapshotd.repo.spool import Spool
 from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.base import Store
 from snapshotd.store.open import open_store
@@ -45,7 +45,7 @@ def store_of(folder: Path) -> Store:
 def make(folder: Path) -> None:
     """Fill an empty folder; its path must be absolute."""
     (folder / "store").mkdir()
-    spool = FileSpool(folder)
+    spool = Spool(folder)
     with spool.writer() as blob:
         blob.write(b"an output that is not archived yet\n" * 100)
         kept = blob.save()

@@ -24,7 +24,7 @@ from snapshotd.repo.format import pack
 from snapshotd.repo.format.index import INDEX_VERSION
 from snapshotd.repo.key import load_key
 from snapshotd.repo.reading.reader import PackReader
-from snapshotd.repo.spool import FileSpool
+from snapshotd.repo.spool import Spool
 from snapshotd.repo.upkeep.maintenance import PackMaintenance
 from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.types import BlobID, SnapshotID, SnapshotState
@@ -126,7 +126,7 @@ def test_everything_is_read_as_it_was(folder: Path) -> None:
 
 
 def test_an_output_that_waits_is_read(folder: Path) -> None:
-    with closing(FileSpool(folder)) as spool:
+    with closing(Spool(folder)) as spool:
         (blob,) = spool.blobs()
         assert b"".join(spool.load_blob(BlobID(blob))) == b"an output that is not archived yet\n" * 100
 

@@ -25,7 +25,7 @@ from snapshotd.formats.tar_reader import TarReader
 from snapshotd.kernel import files
 from snapshotd.layers.store import LayerStore
 from snapshotd.layers.view import open_stack
-from snapshotd.repo.spool import FileSpool
+from snapshotd.repo.spool import Spool
 from snapshotd.trees import archive
 from snapshotd.trees.stored_view import StoredView
 from snapshotd.trees.view import View
@@ -96,7 +96,7 @@ class World:
         self.catalog = SqliteCatalog(directory / "catalog" if catalog_file else ":memory:")
         self.repo = MemoryRepository()
         self.store = LayerStore(directory / "layers", "plain")
-        self.spool = FileSpool(directory / "spool")
+        self.spool = Spool(directory / "spool")
         self.pins = Pins(self.catalog.snapshots.get)
         self.context = cast(
             Context,

@@ -20,7 +20,7 @@ from snapshotd.engine.storage.archive_queue import Archive
 from snapshotd.engine.storage.archiver import Archiver
 from snapshotd.errors import InternalError
 from snapshotd.layers.store import LayerStore
-from snapshotd.repo.spool import FileSpool
+from snapshotd.repo.spool import Spool
 from snapshotd.types import SnapshotState
 from tests.records import begin, make_image
 from tests.storage_rig import wait_until
@@ -40,7 +40,7 @@ class Rig:
         trajectory, first = begin(image)
         self.snapshot = replace(first, call=replace(first.call, output=None, stdout=None, stderr=None))
         self.catalog.trajectories.add([(trajectory, self.snapshot)])
-        spool = FileSpool(state / "repo")
+        spool = Spool(state / "repo")
         places = StatePlaces(state, state / "layers", "plain", (state / "repo/store").as_uri())
         context = SimpleNamespace(
             catalog=self.catalog,
