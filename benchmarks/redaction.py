@@ -13,7 +13,7 @@ from pathlib import Path
 from snapshotd.secrets.configured import Configured
 from snapshotd.secrets.redactor import Funnel, Redactor
 from snapshotd.secrets.scan import PIECE_BYTES, Patterns
-from snapshotd.secrets.vault import FileVault
+from snapshotd.secrets.vault import Vault
 from snapshotd.types import TrajectoryID, new_id
 
 REPEAT = 5
@@ -27,7 +27,7 @@ def main() -> None:
     configured = {f"env-KEY_{number}": secrets.token_urlsafe(32) for number in range(10)}
     patterns = Patterns(Configured(configured))
     with tempfile.TemporaryDirectory() as folder:
-        vault = FileVault(Path(folder))
+        vault = Vault(Path(folder))
         funnel = Redactor(vault).funnel(TrajectoryID(new_id()), configured)
         for name, data in (("source", source), ("log", log)):
             for what, find in (

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from snapshotd.daemon.http.words import WORDS
+from snapshotd.cli.reference import words
 
+WORDS = words()
 _CHECKS: dict[str, Any] = {
     "any": lambda _: True,
     "text": lambda value: isinstance(value, str),

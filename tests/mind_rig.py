@@ -89,7 +89,7 @@ class Agent:
 
     def end(self, call: str, *, status: CallStatus = DONE, result: Any = None) -> Snapshot:
         taken = self.calls.call_end(os.getpid(), call, Outcome(status, json.dumps(result).encode()))
-        return self.engine.life._catalog.get_snapshot(SnapshotID(taken))
+        return self.engine.life._catalog.snapshots.get(SnapshotID(taken))
 
     def send(self, name: str, key: str, **more: Any) -> Snapshot:
         """An irreversible call, with a compensation that writes down what it was called with."""

@@ -189,7 +189,7 @@ def started(catalog: Catalog, name: str | None = None, **fields: Any) -> tuple[T
     image = make_image(f"image-{new_id()}")
     catalog.images.add(image)
     trajectory, snapshot = begin(image, name, **fields)
-    catalog.add_trajectories([(trajectory, snapshot)])
+    catalog.trajectories.add([(trajectory, snapshot)])
     return trajectory, snapshot
 
 
@@ -206,7 +206,7 @@ def committed(
     """A recorded snapshot after `parent`, which must be the head; one user message per text, or whole messages. `fields`: as `follow`;
     `saved`: the state."""
     snapshot = follow(parent, messages=len(texts), **fields)
-    catalog.commit_snapshot(
+    catalog.snapshots.commit(
         snapshot,
         [Message("user", text) if isinstance(text, str) else text for text in texts],
         expected_head=parent.id,
@@ -249,8 +249,8 @@ class World:
             self.heads[snapshot.trajectory] = snapshot
             self.all.append(snapshot)
             if self.rng.random() < 0.3:
-                self.catalog.tag(self.rng.choice(self.all).id, f"tag-{self.rng.randrange(9)}", move=True)
-            yield self.catalog.get_snapshot(snapshot.id)
+                self.catalog.refs.tag(self.rng.choice(self.all).id, f"tag-{self.rng.randrange(9)}", move=True)
+            yield self.catalog.snapshots.get(snapshot.id)
 
     def store(self, snapshot: Snapshot) -> Snapshot:
         """Give a snapshot (and its image) a tree, as the archive does. Its record is a random id."""
@@ -258,15 +258,15 @@ class World:
         self.catalog.images.set_tree(image.id, image.tree or TreeID(new_digest()))
         files = self.rng.choice([None, FileChanges(*(self.rng.randrange(1 << 40) for _ in range(4)))])
         if files is not None:
-            self.catalog.set_files(snapshot.id, files)
-        self.catalog.set_stored(
+            self.catalog.snapshots.set_files(snapshot.id, files)
+        self.catalog.snapshots.set_stored(
             snapshot.id, self.rng.choice([*self._tree, TreeID(new_digest())]), RecordID(new_digest())
         )
-        return self.catalog.get_snapshot(snapshot.id)
+        return self.catalog.snapshots.get(snapshot.id)
 
     def tags(self) -> dict[str, SnapshotID]:
         """All tags."""
-        return {name: one.id for one in self.catalog.all_snapshots() for name in one.tags}
+        return {name: one.id for one in self.catalog.snapshots.all() for name in one.tags}
 
     def _time_ns(self) -> int:
         self._now_ns += self.rng.randrange(1, 10**9)
@@ -281,18 +281,18 @@ class World:
         trajectory, snapshot = begin(image, self._name(), created_at_ns=self._time_ns())
         snapshot = replace(snapshot, created_at_ns=trajectory.created_at_ns, method="build")
         trajectory = replace(trajectory, began=self.rng.choice([None, snapshot.id]))
-        self.catalog.add_trajectories([(trajectory, snapshot)])
+        self.catalog.trajectories.add([(trajectory, snapshot)])
         return snapshot
 
     def _fork(self) -> Snapshot:
         origin = self.rng.choice(self.all)
-        of = self.catalog.get_trajectory(origin.trajectory)
+        of = self.catalog.trajectories.get(origin.trajectory)
         experiment = self.rng.choice([None, ExperimentID(new_id())])
         forked = fork(
             origin, of, self._name(), created_at_ns=self._time_ns(), experiment=experiment, env=((self._text(), ""),)
         )
         forked = replace(forked, agent=self.rng.choice([None, of.agent]))
-        self.catalog.add_trajectories([(forked, None)])
+        self.catalog.trajectories.add([(forked, None)])
         return self._step(origin, forked.id)
 
     def _step(self, parent: Snapshot, trajectory: TrajectoryID | None = None) -> Snapshot:
@@ -303,7 +303,7 @@ class World:
             self._text(), arguments={self._text(): [None, 1.5, {"deep": [self._text()]}]}, output=BlobID(new_digest())
         )
         if ended is not None and self.rng.random() < 0.8:
-            entry = self.catalog.entry(ended.id)
+            entry = self.catalog.journal.get(ended.id)
             call = replace(
                 call, id=entry.id, name=entry.name, arguments=self.rng.choice([entry.arguments, call.arguments])
             )
@@ -320,7 +320,7 @@ class World:
             new = replace(new, stack=target.stack, base=target.id, own_layers=0, method="unchanged")
         elif kind < 0.3:
             new = replace(new, base=None, own_layers=len(new.stack.layers))
-        self.catalog.commit_snapshot(
+        self.catalog.snapshots.commit(
             new,
             [Message("user", {"text": text}) for text in texts],
             expected_head=parent.id,
@@ -333,16 +333,16 @@ class World:
     def _journal(self, head: Snapshot, line: TrajectoryID) -> None:
         """Calls begin, in parallel; some end by themselves."""
         for _ in range(self.rng.choice([0, 1, 2])):
-            self.catalog.begin_entry(
+            self.catalog.journal.begin(
                 line, make_entry(head, name=self._text(), arguments=[self._text()], facts=(self._text(),))
             )
         ended = self._ended(line) if self.rng.random() < 0.3 else None
         if ended is not None:
-            self.catalog.end_entry(line, ended)
+            self.catalog.journal.end(line, ended)
 
     def _ended(self, line: TrajectoryID) -> Ended | None:
         """The end of one of the open calls; None where none is open, or for a change."""
-        waiting = [None, *(entry.id for entry in self.catalog.unbound(line) if entry.status is None)]
+        waiting = [None, *(entry.id for entry in self.catalog.journal.unbound(line) if entry.status is None)]
         chosen = self.rng.choice(waiting)
         return (
             None
@@ -353,7 +353,7 @@ class World:
     def _name(self) -> str | None:
         name = f"name-{self.rng.randrange(1000)}"
         try:
-            self.catalog.resolve_trajectory(name)
+            self.catalog.refs.find_trajectory(name)
         except NotFound:
             return self.rng.choice([None, name])
         return None
@@ -366,12 +366,12 @@ class World:
 
 def blobs_of(catalog: Catalog) -> set[BlobID]:
     """Every blob that a call refers to."""
-    return {blob for one in catalog.all_snapshots() for blob in one.call.outputs}
+    return {blob for one in catalog.snapshots.all() for blob in one.call.outputs}
 
 
 def trees_of(catalog: Catalog) -> set[TreeID]:
     """The trees of all snapshots and images."""
-    every = (*catalog.all_snapshots(), *catalog.images.list())
+    every = (*catalog.snapshots.all(), *catalog.images.list())
     return {one.tree for one in every if one.tree is not None}
 
 

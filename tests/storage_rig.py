@@ -517,9 +517,9 @@ def _layers(daemon: Daemon, merged: bool) -> list[str]:
     names."""
     catalog = SqliteCatalog(daemon.state_dir / "catalog.db")
     try:
-        layers, images = set(catalog.referenced_layers()), {image.id for image in catalog.images.list()}
-        trajectories = {t.id for t in catalog.trajectories()}
-        running = catalog.trajectories(TrajectoryStatus.RUNNING)
+        layers, images = set(catalog.snapshots.referenced_layers()), {image.id for image in catalog.images.list()}
+        trajectories = {t.id for t in catalog.trajectories.list()}
+        running = catalog.trajectories.list(TrajectoryStatus.RUNNING)
     finally:
         catalog.close()
     directory = daemon.root / "layers"

@@ -28,11 +28,13 @@ class TokenInfo(ApiRecord):
     token_id: str
     name: str
     scopes: tuple[str, ...]
+    """Rights of a token: `read`, `run`, `approve`, `admin`."""
     tenant: str | None
     """Null: all of them."""
     created_at: str
     expires_at: str | None
     has_expired: bool
+    """True: the token opens nothing any more."""
 
 
 @record(frozen=True)
@@ -40,7 +42,9 @@ class CreatedTokenInfo(ApiRecord):
     """A new token. Its text is kept nowhere, and shown this once."""
 
     info: TokenInfo
+    """The token, without its secret."""
     token: Secret = field(repr=False)
+    """The token, shown this once."""
 
 
 @record(frozen=True)
@@ -48,6 +52,7 @@ class AuditInfo(ApiRecord):
     """A request that was answered, or refused."""
 
     happened_at: str
+    """Time of the answer."""
     caller: str | None
     """Name of the token, or of the user of the daemon's socket; null: it showed no token that is one."""
     token_id: str | None
@@ -57,6 +62,6 @@ class AuditInfo(ApiRecord):
     verb: str | None
     """Name of the operation; null: there is none like it."""
     operation: str
-    """Method and path."""
+    """Method and path of the request."""
     status: str
     """HTTP status of the answer."""

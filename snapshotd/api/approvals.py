@@ -34,11 +34,14 @@ class ApprovalInfo(ApiRecord):
     under the same key; `irreversible`: it happens twice."""
     created_at: str
     question: str | None
+    """The question that a person is asked."""
     status: Annotated[str, OneOf("pending", "approved", "denied", "expired", "stale")]
     """`stale`: it no longer fits the call or the files."""
     expires_at: str | None
     decided_at: str | None
+    """Time of the decision."""
     by: str | None
+    """The person who decided."""
     reason: str | None
     edited: tuple[Any, ...] | None
     """The arguments that the approver put in their place, as a list of one; null: as asked."""
@@ -53,8 +56,9 @@ class ApprovalView(ApiRecord):
     changes: tuple[ChangeInfo, ...]
     """Changes as in /diff, since the trajectory's last approval; at most as many as were asked for."""
     more: bool
-    """There are more of them."""
+    """There are more changes than are listed."""
     since: str | None
+    """The snapshot that changes are counted from."""
 
 
 @record(frozen=True)

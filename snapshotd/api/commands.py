@@ -133,6 +133,7 @@ class CommandInfo(ApiRecord):
     argv: tuple[str, ...]
     cwd: str
     stdin: bool
+    """True: the command has a standard input."""
     timeout_s: float | None
     started_at: str
     status: Annotated[str, OneOf("running", "done", "failed", "interrupted", "timed-out", "unknown")]
@@ -144,11 +145,11 @@ class CommandInfo(ApiRecord):
     error: str | None
     """Why it ended, where its exit code does not say it."""
     background: bool = True
-    """False: a client runs it, which may have gone away. It is listed while it runs."""
+    """True: the command runs on without a client. False: a client runs it, which may have gone away. It is listed while it runs."""
     service: str | None = None
-    """The service that it is."""
+    """The service that the command is."""
     service_state: Annotated[str, OneOf("starting", "ready", "ended", "failed", "stopped")] | None = None
-    """The state of a service: `ended` and `failed` by itself, `stopped` with its sandbox, or for a rewind."""
+    """The state of a service: `starting`, `ready`; `ended` and `failed` by itself, `stopped` with its sandbox, or for a rewind."""
     restarts: int = 0
     """How often the service was started again in this sandbox."""
     port: int | None = None

@@ -33,8 +33,11 @@ class AlignedCall(ApiRecord):
     """Counts calls from 1 at the beginning of both trajectories, on the first one's side (for a call that is only in the
     second, on its side)."""
     difference: Difference
+    """The way in which the two calls differ."""
     left: SnapshotInfo | None
+    """A call's snapshot on the first side."""
     right: SnapshotInfo | None
+    """A call's snapshot on the other side."""
 
 
 @record(frozen=True)
@@ -54,7 +57,7 @@ class BranchInfo(ApiRecord):
     """Calls that failed."""
     seconds: float
     tokens: tuple[int, int]
-    """In and out, of model calls that reported them."""
+    """Tokens in and out, of model calls that reported them."""
     added: int
     changed: int
     deleted: int
@@ -67,7 +70,9 @@ class PairInfo(ApiRecord):
     """One more side against the first one."""
 
     first_difference: AlignedCall | None
+    """The first call that differs."""
     calls: tuple[AlignedCall, ...]
+    """Calls side by side."""
     changes: tuple[ChangeInfo, ...]
     """Files of the two heads that differ."""
 
@@ -80,6 +85,7 @@ class CompareInfo(ApiRecord):
     """The last snapshot that all have."""
     branches: tuple[BranchInfo, ...]
     pairs: tuple[PairInfo, ...]
+    """Each other side against the first."""
 
 
 # -- commands in throw-away forks --------------------------------------------------------------------------------------
@@ -142,7 +148,9 @@ class Tried(ApiRecord):
 
     snapshot: SnapshotInfo
     round: int
+    """Number of the round that the run was of."""
     outcome: Outcome
+    """Result of the command: `good`, `bad` or `untestable`."""
     exit_code: int
 
 
@@ -153,10 +161,14 @@ class Bisection(ApiRecord):
     `flaky`: the same snapshot passed in one run and failed in another, or a later one passed again."""
 
     first_bad: SnapshotInfo
+    """The first snapshot where the command fails."""
     last_good: SnapshotInfo
+    """The snapshot before `first_bad`, where the command passes."""
     unknown: tuple[SnapshotInfo, ...]
     rounds: int
+    """Number of rounds that the search took."""
     flaky: bool
+    """True: the command now passes and now fails."""
 
 
 # -- experiments -------------------------------------------------------------------------------------------------------
@@ -219,21 +231,24 @@ class ExperimentBranchInfo(ApiRecord):
 
     label: str
     run: int
+    """Number of the run of its variant."""
     status: Literal["waiting", "running", "scored", "failed", "stopped", "skipped"]
     """`failed`: without a score, `error` says why; `stopped`, `skipped`: the experiment ended while it ran, or before."""
     trajectory: str | None
     error: str | None
     score: float | None
     passed: bool
-    """The score's command passed, and no protected path changed."""
+    """True: the score's command passed, and no protected path changed."""
     exit_code: int | None
     seconds: float
     call_count: int
     tokens: tuple[int, int]
     cost: float
+    """Cost of the tokens."""
     file_count: int
     """Files of the workspace that differ from the source."""
     line_count: int
+    """Number of lines of text that changed."""
     outside: int
     """Files elsewhere that differ."""
     protected: tuple[str, ...]
@@ -246,10 +261,13 @@ class RankedVariant(ApiRecord):
 
     label: str
     rank: int | None
+    """Place in the ranking, from 1."""
     score: float | None
     """The mean."""
     standard_error: float | None
+    """The standard error of the mean."""
     passes: int
+    """Number of runs that passed."""
     pass_at: dict[str, float]
     """Probability that one of so many runs passes."""
 
@@ -266,5 +284,5 @@ class ExperimentState(ApiRecord):
     best: str | None
     """LABEL.RUN of the branch to promote."""
     variants: tuple[RankedVariant, ...]
-    """The highest mean first."""
+    """The variants, the highest mean first."""
     branches: tuple[ExperimentBranchInfo, ...]

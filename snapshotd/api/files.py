@@ -15,7 +15,7 @@ class FileInfo(ApiRecord):
     """From the root, without a leading slash; U+FFFD for what is not UTF-8."""
     kind: str
     mode: str
-    """Octal text."""
+    """Permission bits, octal text."""
     uid: int
     gid: int
     size: int

@@ -42,6 +42,7 @@ class FindInfo(ApiRecord):
     """Hits, the newest first."""
 
     hits: tuple[HitInfo, ...]
+    """Records that have the text."""
     next: int | None
     """Where the next hits begin, for `before`; null: these are all."""
     waiting: int

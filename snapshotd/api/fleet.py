@@ -16,6 +16,7 @@ class FleetNodeInfo(ApiRecord):
     """A node and its room, less what is reserved there, since its last renewal."""
 
     node: str
+    """Name of the node."""
     address: str
     """Where clients reach it; empty: it has told none."""
     architecture: str
@@ -27,7 +28,7 @@ class FleetNodeInfo(ApiRecord):
     starting_count: int
     starting_max: int
     lease_s: float
-    """Left of its lease; 0: it has run out."""
+    """Seconds that are left of the node's lease; 0: it has run out."""
     draining: bool
 
 

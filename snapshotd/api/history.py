@@ -31,6 +31,7 @@ class JournalInfo(ApiRecord):
     result: Any
     error: str | None
     facts: tuple[Any, ...]
+    """Facts that the call was told, beside its arguments."""
     details: Json
     parent: str
     snapshot: str | None
@@ -44,11 +45,12 @@ class TaskInfo(ApiRecord):
     status: str
     """pending, in-progress, completed, failed or skipped."""
     depends: tuple[str, ...]
+    """Tasks that have to end before."""
     note: str | None
     started_in: str | None
-    """The snapshot before its first call."""
+    """The snapshot before the task's first call."""
     ended_in: str | None
-    """The snapshot of its end."""
+    """The snapshot of the task's end."""
 
 
 @record(frozen=True)
@@ -64,9 +66,9 @@ class EffectInfo(ApiRecord):
     started_at: str
     result: Any
     compensation: tuple[str, ...] | None
-    """The command that undoes it, if there is one."""
+    """The command that undoes the call, if there is one."""
     compensated: CallStatus | None
-    """How the compensation ended. Null: it was not run; unknown: its end is not recorded."""
+    """How the compensation of the call ended. Null: it was not run; unknown: its end is not recorded."""
 
 
 @record(frozen=True)
@@ -76,6 +78,7 @@ class RewindPreview(ApiRecord):
     head: str
     target: str
     rewinds: RewindMode
+    """Parts that a rewind brings back: `files`, `conversation` or `both`."""
     changes: tuple[ChangeInfo, ...]
     """Changes as in /diff, from the head to what would be there; at most as many as were asked for."""
     change_count: int
@@ -199,10 +202,11 @@ class MergeInfo(ApiRecord):
     head: str
     """The snapshot that they are merged into."""
     base: str
-    """The snapshot that both were compared with."""
+    """The snapshot that both sides of a merge were compared with."""
     dry_run: bool
     changes: tuple[AppliedInfo, ...]
     conflicts: tuple[ConflictInfo, ...]
+    """Paths that both sides changed in ways that exclude each other."""
     same: int
     """Changes that the head had already."""
     warnings: tuple[str, ...]

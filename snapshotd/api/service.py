@@ -10,8 +10,10 @@ class VersionInfo(ApiRecord):
     version: str
     """The version of the package snapshotd."""
     api_version: str
+    """Version of the HTTP API."""
     pid: int
     state_dir: str
+    """The daemon's state directory."""
 
 
 @record(frozen=True)

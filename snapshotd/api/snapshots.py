@@ -26,6 +26,7 @@ class DamagedOutput(ApiRecord):
     """An output that was damaged on disk and is gone."""
 
     output: OutputName
+    """The output: `stdout`, `stderr` or `output`."""
     bytes: int | None
     """Its length, if it is known."""
     hash: str
@@ -64,9 +65,11 @@ class ModelUseInfo(ApiRecord):
     input_tokens: int
     """Input tokens, from the provider's cache too."""
     output_tokens: int
+    """Tokens that came out of model calls."""
     cached_tokens: int
+    """Input tokens from the provider's cache."""
     cost_usd: float | None
-    """Null: no call said what it cost."""
+    """The reported cost, in US dollars. Null: no call said what it cost."""
 
 
 @record(frozen=True)
@@ -79,16 +82,18 @@ class SnapshotInfo(ApiRecord):
     seq: int
     """Position in its trajectory."""
     tool: Tool
+    """The call that a snapshot was taken after."""
     files: FileCounts | None
-    """The differences from the parent; null until the background has counted it."""
+    """How its files differ from the parent's; null until the background has counted it."""
     state: Annotated[str, OneOf("captured", "stored", "lost", "pruned")]
     """captured: survives a crash of the daemon; stored: survives power loss; lost, pruned: its files are gone."""
     pause_ms: float
-    """How long the sandbox stood still for it."""
+    """How long the sandbox stood still for the snapshot."""
     created_at: str
     tags: tuple[str, ...]
+    """The names that a snapshot has."""
     method: str
-    """How it was captured: pivot, copy, unchanged, build or reused."""
+    """How the snapshot was captured: pivot, copy, unchanged, build or reused."""
     messages: int
     """Length of the conversation up to it."""
     image: str
@@ -124,7 +129,9 @@ class MessageInfo(ApiRecord):
     """One entry of a conversation."""
 
     role: str
+    """The author of a message: `user`, `assistant`, ..."""
     content: Any
+    """Content of the message."""
 
 
 @record(frozen=True)
@@ -146,7 +153,9 @@ class ChangeInfo(ApiRecord):
     change: Annotated[str, OneOf("added", "changed", "deleted")]
     path: SandboxPath
     before: EntryInfo | None
+    """The entry on the first side."""
     after: EntryInfo | None
+    """The entry on the second side."""
 
 
 @record(frozen=True)

@@ -23,8 +23,9 @@ class SandboxStats(ApiRecord):
     cpu_ms: float
     """Processor time since it started, of all its processes. Its rate is the load."""
     used_memory_bytes: int
-    """Without what the kernel keeps of files and can drop."""
+    """Memory in use, without what the kernel keeps of files and can drop."""
     process_count: int
+    """Number of processes."""
     cpus: float
     """Most processors that it may use."""
     memory_bytes: int
@@ -50,6 +51,7 @@ class PauseMinute(ApiRecord):
     """By the classes of `PauseStats`."""
     sum_ms: float
     longest_ms: float
+    """The longest duration."""
 
 
 @record(frozen=True)
@@ -73,6 +75,7 @@ class RequestStats(ApiRecord):
     """Method and path, as in the API's description."""
     status: str
     count: int
+    """Number of requests."""
     sum_ms: float
     """Their durations added up, those of streams included."""
 
@@ -98,14 +101,19 @@ class NodeStats(ApiRecord):
 @record(frozen=True)
 class StatsInfo(ApiRecord):
     measured_at: str
+    """Time at which the figures were taken."""
     began_at: str
     """Start of the daemon."""
     sandboxes: tuple[SandboxStats, ...]
+    """Live sandboxes."""
     disk: tuple[TrajectoryDisk, ...]
     """The trajectories with most layers on disk, at most as many as were asked for."""
     usage: UsageInfo
+    """Disk use, as `df` has it."""
     pauses: PauseStats
+    """Pauses of sandboxes for their snapshots."""
     requests: tuple[RequestStats, ...]
+    """Requests by operation and status."""
     watchers: int
     """Clients that follow events of all trajectories."""
     nodes: tuple[NodeStats, ...] = ()

@@ -36,13 +36,18 @@ class UsageInfo(ApiRecord):
 
     layer_bytes: int
     layer_budget_bytes: int
+    """Most that layers of stored snapshots may use."""
     repository_bytes: int
     spool_bytes: int
+    """Disk use of outputs that are not stored yet."""
     states: dict[str, int]
+    """Number of snapshots in each state of durability."""
     unarchived: int
     """Captured snapshots that are not stored yet."""
     cache_bytes: int = 0
+    """Disk use of the parts of packs that a node of a fleet keeps."""
     cache_budget_bytes: int = 0
+    """Most that `cache_bytes` may be."""
 
 
 @record(frozen=True)
@@ -72,9 +77,13 @@ class PruneInfo(ApiRecord):
 
     dry_run: bool
     pruned: tuple[PrunedInfo, ...]
+    """Snapshots that lose their files."""
     kept: int
+    """Number of snapshots that keep their files."""
     freed_bytes: int
+    """Disk use that is gone."""
     evicted_layer_bytes: int
+    """Disk use of layers that is gone."""
     repository_bytes: int
 
 
@@ -89,8 +98,11 @@ class DamageInfo(ApiRecord):
     """One thing that is wrong. `snapshot` and `path` name the first that needs it."""
 
     pack: str | None
+    """The damaged pack."""
     object: str | None
+    """The damaged object."""
     what: str
+    """The fault, in words."""
     snapshot: str | None
     path: SandboxPath | None
 
@@ -100,10 +112,15 @@ class CheckInfo(ApiRecord):
     """The result of a check. `unreadable` are the snapshots that cannot be read in full."""
 
     objects: int
+    """Number of objects in the repository."""
     packs: int
+    """Number of packs in the repository."""
     bytes_read: int
+    """Bytes that were read."""
     damages: tuple[DamageInfo, ...]
+    """Damages that were found."""
     unreadable: tuple[str, ...]
+    """Snapshots that cannot be read in full."""
 
 
 @record(frozen=True)
@@ -111,7 +128,9 @@ class RepairInfo(ApiRecord):
     """The result of a repair, and the snapshots that it could not bring back."""
 
     actions: tuple[str, ...]
+    """Steps that the repair took, one sentence each."""
     lost: tuple[str, ...]
+    """Snapshots whose files are gone."""
 
 
 @record(frozen=True)

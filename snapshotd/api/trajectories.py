@@ -24,7 +24,7 @@ class LimitsInfo(ApiRecord):
     cpus: float
     pids: int
     disk_bytes: int
-    """0: half of the file system that holds the layers."""
+    """Most disk. 0: half of the file system that holds the layers."""
 
 
 @record(frozen=True)
@@ -50,9 +50,12 @@ class TrajectoryInfo(ApiRecord):
     """The network that its sandbox reaches: `none`; `bridge`, the outside through NAT; `allow:` and the hosts that it reaches,
     with commas between them (docs/network.md); or `host`, without isolation, the machine's own."""
     limits: LimitsInfo
+    """Most that a sandbox may use."""
     agent: AgentInfo | None
+    """The program of a trajectory."""
     created_at: str
     forked_from: str | None
+    """The snapshot that a trajectory began at."""
     experiment: str | None
     exit_code: int | None
     """The agent's, when it has ended."""
@@ -122,6 +125,7 @@ class SandboxInfo(ApiRecord):
 
     trajectory: TrajectoryInfo
     container: str
+    """The container of a live sandbox."""
     pid: int
     """Its init, in the daemon's pid namespace."""
     started_at: str
@@ -334,6 +338,7 @@ class QueuedFork(ApiRecord):
     """One fork of a queue after its program has ended."""
 
     index: int
+    """Place of the fork among its siblings."""
     label: str
     trajectory: TrajectoryInfo | None
     """Null where it did not start."""
@@ -347,6 +352,7 @@ class QueueInfo(ApiRecord):
 
     experiment: str
     children: tuple[QueuedFork, ...]
+    """Forks that were made one after the other."""
 
     @property
     def failed(self) -> tuple[QueuedFork, ...]:

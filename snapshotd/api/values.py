@@ -16,12 +16,15 @@ class ValueInfo(ApiRecord):
 
     tenant: str
     namespace: str
+    """The part of the store that the key is in."""
     key: str
     version: int
     value: Any
+    """The value that is stored."""
     created_at: str
     expires_at: str | None
     is_deleted: bool
+    """True: this version says that the key was removed."""
 
 
 @record(frozen=True)

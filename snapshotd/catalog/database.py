@@ -17,7 +17,10 @@ from typing import Any, Protocol
 
 from snapshotd.sqlite import Row, Value
 
-__all__ = ["CatalogDatabase", "Row", "TextBytes", "Value"]
+__all__ = ["PAGE_CHARS", "PAGE_ROWS", "CatalogDatabase", "Row", "TextBytes", "Value"]
+
+PAGE_ROWS, PAGE_CHARS = 500, 1 << 20
+"""Most that one read takes of what may be long, so that no other waits longer."""
 
 
 class TextBytes(bytes):

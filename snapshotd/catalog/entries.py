@@ -7,12 +7,11 @@ its own.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from snapshotd.catalog import rows
 from snapshotd.catalog.database import CatalogDatabase, Row
-from snapshotd.catalog.lookup import CANDIDATES, check_unique, id_range, no_such, searchable
+from snapshotd.catalog.lookup import no_such
 from snapshotd.errors import Conflict, InternalError, UsageError
 from snapshotd.types import (
     ID_HEX_CHARS,
@@ -24,7 +23,6 @@ from snapshotd.types import (
     SideEffect,
     Snapshot,
     SnapshotID,
-    TrajectoryID,
 )
 
 ENTRY_SELECT = """
@@ -65,40 +63,6 @@ def decode_entry(row: Row) -> JournalEntry:
         )
 
 
-def get_entry(db: CatalogDatabase, entry_id: CallID) -> JournalEntry:
-    """See `Catalog.entry`."""
-    row = db.read_one(ENTRY_SELECT + "WHERE e.id = ?", (entry_id,)) if searchable(entry_id) else None
-    if row is None:
-        raise no_such("journal entry", entry_id)
-    return decode_entry(row)
-
-
-def find_entry(db: CatalogDatabase, ref: str) -> tuple[TrajectoryID, JournalEntry]:
-    """See `Catalog.find_entry`."""
-    found: list[Row] = []
-    if ref and searchable(ref):
-        found = db.read(
-            "SELECT e.id, t.id FROM entries e JOIN lines l ON l.pk = e.line JOIN trajectories t ON t.pk = l.trajectory"
-            " WHERE e.id >= ? AND e.id < ? LIMIT ?",
-            (*id_range(ref), CANDIDATES + 1),
-        )
-    if not found:
-        raise no_such("journal entry", ref)
-    check_unique(ref, [row[0] for row in found])
-    return TrajectoryID(found[0][1]), get_entry(db, CallID(found[0][0]))
-
-
-def unbound(db: CatalogDatabase, line: int) -> list[JournalEntry]:
-    """The entries of a line that no snapshot binds."""
-    numbers = db.read("SELECT pk FROM entries INDEXED BY entries_unbound WHERE line = ? AND snapshot IS NULL", (line,))
-    chosen = rows.encode_json([number for (number,) in numbers])
-    found = db.read(
-        ENTRY_SELECT + "WHERE e.pk IN (SELECT CAST(value AS BIGINT) FROM json_each(?)) ORDER BY e.number, e.pk",
-        (chosen,),
-    )
-    return [decode_entry(row) for row in found]
-
-
 def add_entry(db: CatalogDatabase, line: int, entry: JournalEntry) -> None:
     """Insert an entry that no snapshot binds, as the latest of its line. Conflict: its id exists."""
     row = db.read_one("SELECT max(number) FROM entries WHERE line = ?", (line,))
@@ -106,18 +70,13 @@ def add_entry(db: CatalogDatabase, line: int, entry: JournalEntry) -> None:
     _insert(db, line, number, None, entry, rows.encode_json(entry.arguments))
 
 
-def restore_entries(
-    db: CatalogDatabase, line: int, snapshot: Snapshot, number: int, entries: Sequence[JournalEntry]
-) -> None:
-    """Insert the entries that a snapshot (in row `number`) binds, with the numbers they have. Conflict: an id
-    exists."""
-    own = rows.encode_json(snapshot.call.arguments)
-    for entry in entries:
-        if entry.status is None:
-            raise InternalError(f"the open journal entry {entry.id} cannot belong to snapshot {snapshot.id}")
-        arguments = rows.encode_json(entry.arguments)
-        held = entry.id == snapshot.call.id and arguments == own
-        _insert(db, line, entry.number, number, entry, None if held else arguments)
+def add_bound_entry(db: CatalogDatabase, line: int, snapshot: Snapshot, number: int, entry: JournalEntry) -> None:
+    """Insert an entry that a snapshot (in row `number`) binds, with the number that it has. Conflict: its id exists."""
+    if entry.status is None:
+        raise InternalError(f"the open journal entry {entry.id} cannot belong to snapshot {snapshot.id}")
+    arguments = rows.encode_json(entry.arguments)
+    held = entry.id == snapshot.call.id and arguments == rows.encode_json(snapshot.call.arguments)
+    _insert(db, line, entry.number, number, entry, None if held else arguments)
 
 
 def _insert(
@@ -176,20 +135,6 @@ def end_entry(db: CatalogDatabase, trajectory: int, ended: Ended) -> None:
             _details(merged),
             number,
         ),
-    )
-
-
-def bind_entries(db: CatalogDatabase, line: int, snapshot: Snapshot, number: int) -> None:
-    """Every ended entry of a line that no snapshot binds yet belongs to this one (in row `number`) from now on."""
-    bound = db.write(
-        "UPDATE entries INDEXED BY entries_unbound SET snapshot = ? WHERE line = ? AND snapshot IS NULL AND status > ''",
-        (number, line),
-    )
-    if not bound:
-        return
-    db.write(
-        "UPDATE entries SET arguments = NULL WHERE id = ? AND snapshot = ? AND arguments = ?",
-        (snapshot.call.id, number, rows.encode_json(snapshot.call.arguments)),
     )
 
 

@@ -82,7 +82,7 @@ def set_sentences(db: CatalogDatabase, kind: str, snapshot: SnapshotID, sentence
 
 
 def add_tag(db: CatalogDatabase, snapshot: int, name: str, *, move: bool) -> None:
-    """See `Catalog.tag`."""
+    """See `References.tag`."""
     if not KNOWN_NAME_PATTERN.fullmatch(name):
         raise UsageError(
             f"{name[:80]!r} cannot be a tag: use up to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit"

@@ -1,21 +1,11 @@
-"""Finding rows: by id, by prefix, by a user's ref; and the error messages for missing ones."""
+"""Finding rows by id or name, and the error messages for missing ones."""
 
 from __future__ import annotations
 
 from snapshotd.catalog import rows
 from snapshotd.catalog.database import CatalogDatabase, Row
-from snapshotd.catalog.tenancy import is_own, own_condition
 from snapshotd.errors import Ambiguous, NotFound, UsageError
-from snapshotd.types import (
-    ID_FORM,
-    ID_HEX_CHARS,
-    KNOWN_NAME_PATTERN,
-    MIN_PREFIX_CHARS,
-    ImageID,
-    SnapshotID,
-    TrajectoryID,
-    short,
-)
+from snapshotd.types import ID_FORM, KNOWN_NAME_PATTERN, MIN_PREFIX_CHARS, ImageID, SnapshotID, TrajectoryID, short
 
 CANDIDATES = 5
 _AFTER_ALL = "\U0010ffff"
@@ -53,76 +43,6 @@ def find_tag(db: CatalogDatabase, name: str) -> Row | None:
         " WHERE g.name = ?",
         (name,),
     )
-
-
-def find_owner(db: CatalogDatabase, name: str) -> Row | None:
-    """(id of its head, id) of the trajectory that has a name, of any tenant."""
-    return db.read_one(
-        "SELECT s.id, t.id FROM trajectories t JOIN snapshots s ON s.pk = t.head WHERE t.name = ?", (name,)
-    )
-
-
-def find_own_tag(db: CatalogDatabase, name: str) -> Row | None:
-    """As `find_tag`, if the present tenant may know of it."""
-    found = find_tag(db, name)
-    return found if found is not None and is_own(db, found[1]) else None
-
-
-def find(db: CatalogDatabase, wanted: str, ref: str) -> Row:
-    """(snapshot id, trajectory id, ...) that `ref` means to the present tenant: an exact id before all, then a name, then the
-    beginning of an id. NotFound. Ambiguous: it fits several, also a name that an older version gave and the beginning of an id."""
-    if not ref or not searchable(ref):
-        raise no_such(wanted, ref)
-    begun = _find_beginning(db, ref) if ID_FORM.fullmatch(ref) else []
-    if begun and len(ref) == ID_HEX_CHARS:
-        return begun[0][1:]
-    called = find_named(db, ref)
-    if called is None:
-        return _choose_only(wanted, ref, begun or _find_beginning(db, ref))
-    clash = next((row for row in begun if row[1:] != called[:2]), None)
-    if clash is not None:
-        raise Ambiguous(
-            f"{ref} is a name, of snapshot {short(called[0])}, and the beginning of the id {short(clash[0])}: type more of "
-            f"the id of the one you mean; a tag is taken away with `snapshotd tag --delete {ref}`"
-        )
-    return called
-
-
-def find_named(db: CatalogDatabase, ref: str) -> Row | None:
-    """(snapshot id, trajectory id, ...) of the row with exactly the name `ref`. Ambiguous: an older version gave it to
-    a snapshot and to a trajectory."""
-    tag, name = find_own_tag(db, ref), find_owner(db, ref)
-    if name is not None and not is_own(db, name[1]):
-        name = None
-    if tag is not None and name is not None:
-        raise Ambiguous(
-            f"{ref} is a tag of snapshot {short(tag[0])} and the name of trajectory {short(name[1])}: type the id of the one you mean, "
-            f"or take the tag away with `snapshotd tag --delete {ref}`"
-        )
-    return tag or name
-
-
-def _find_beginning(db: CatalogDatabase, ref: str) -> list[Row]:
-    """(id, snapshot id, trajectory id) of snapshots and trajectories whose id begins with `ref`: a few, so that the caller
-    sees whether `ref` is unique."""
-    condition, values = own_condition()
-    bounds = (*id_range(ref), *values, CANDIDATES + 1)
-    return db.read(
-        "SELECT s.id, s.id, t.id FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory"
-        f" WHERE s.id >= ? AND s.id < ? AND {condition} LIMIT ?",
-        bounds,
-    ) + db.read(
-        "SELECT t.id, s.id, t.id FROM trajectories t JOIN snapshots s ON s.pk = t.head"
-        f" WHERE t.id >= ? AND t.id < ? AND {condition} LIMIT ?",
-        bounds,
-    )
-
-
-def _choose_only(wanted: str, ref: str, found: list[Row]) -> Row:
-    if not found:
-        raise no_such(wanted, ref)
-    check_unique(ref, [row[0] for row in found])
-    return found[0][1:]
 
 
 def check_name(name: str) -> None:

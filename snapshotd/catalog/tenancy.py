@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from snapshotd.catalog.database import CatalogDatabase, Value
 from snapshotd.errors import NotFound
 from snapshotd.terms import DEFAULT_TENANT, NO_ISOLATION, TENANT_VARIABLE
-from snapshotd.types import FOLDER, TrajectoryID
+from snapshotd.types import FOLDER
 
 _present: ContextVar[str | None] = ContextVar("tenant", default=None)
 _OWNED = (
@@ -64,11 +64,3 @@ def is_own(db: CatalogDatabase, trajectory_id: str) -> bool:
         return True
     where = f"WHERE t.id = ? AND {condition}"
     return db.read_one(f"SELECT 1 FROM trajectories t {where}", (trajectory_id, *values)) is not None
-
-
-def trajectories_of(db: CatalogDatabase, tenant: str, among: TrajectoryID | None) -> set[TrajectoryID]:
-    """See `Catalog.trajectories_of`."""
-    condition, values = own_condition(tenant)
-    if among is not None:
-        condition, values = f"t.id = ? AND {condition}", (among, *values)
-    return {TrajectoryID(row[0]) for row in db.read(f"SELECT t.id FROM trajectories t WHERE {condition}", values)}

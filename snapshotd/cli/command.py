@@ -136,6 +136,10 @@ class CliGroup(click.Group):
     context_class = CliContext
 
 
+_OBJECT = re.compile(r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}")
+"""The form of an object of `--json` in a command's help, with objects in it."""
+
+
 class CliCommand(click.Command):
     """A command of ours.
 
@@ -213,7 +217,7 @@ class CliCommand(click.Command):
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # To the formatter a list of JSON's words is one word, which it would cut anywhere at the end of a line.
-        text = re.sub(r"\{\S+", lambda words: words[0].replace(",", ", "), inspect.cleandoc(self.help or ""))
+        text = _OBJECT.sub(lambda words: re.sub(r",(?=\S)", ", ", words[0]), inspect.cleandoc(self.help or ""))
         formatter.write_paragraph()
         with formatter.indentation():
             formatter.write_text(text)

@@ -88,14 +88,14 @@ def open_repository(places: StatePlaces, missed: Callable[[], bool] = lambda: Fa
 def _archive(places: StatePlaces, _: list[str]) -> None:
     from snapshotd.engine.storage import archiver, child
     from snapshotd.kernel import memory
-    from snapshotd.repo.spool import FileSpool
+    from snapshotd.repo.spool import Spool
     from snapshotd.repo.upkeep.maintenance import PackMaintenance
 
     memory.keep_freed()
     memory.collect_rarely()
     index, key = places.repo_dir / "index.db", load_key(places.repo_dir)
     pack = places.command("pack")
-    layers, spool = places.open_layers(), FileSpool(places.repo_dir, owner=False)
+    layers, spool = places.open_layers(), Spool(places.repo_dir, owner=False)
     if places.node:
         from snapshotd.repo.base import Peers
         from snapshotd.repo.fleet.maintenance import FleetMaintenance

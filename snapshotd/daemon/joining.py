@@ -9,7 +9,6 @@ from pathlib import Path
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.postgres.catalog import open_database
-from snapshotd.catalog.sql import SqlCatalog
 from snapshotd.config import Config, node_of
 from snapshotd.daemon.children import StatePlaces, open_blocks
 from snapshotd.engine.context import Context
@@ -70,7 +69,7 @@ def join_fleet(catalog: Catalog, places: StatePlaces, rights: NodeRights) -> Dis
     opens the repository. Returns the blocks of packs that the node's disk keeps. UsageError: the state directory was another node's, or a
     daemon's that was alone; NotPermitted: its key is not the fleet's; OSError."""
     known = catalog.get_meta(_NODE)
-    if known is None and catalog.trajectories():
+    if known is None and catalog.trajectories.list():
         raise UsageError(
             f"the daemon of {places.state_dir} was alone and has packs where no other node looks for them: let a node begin with an empty "
             "state directory, and bring trajectories with `snapshotd export` and `snapshotd import`"
@@ -106,9 +105,7 @@ def open_node(
     database = coordination.tables.database
     together = partial(database.transaction, nests=True)
     segments = PublishedSegments(coordination.tables)
-    shared = SharedHistory(
-        node, SqlCatalog(database), coordination, segments, Collection(coordination.tables), together
-    )
+    shared = SharedHistory(node, Catalog(database), coordination, segments, Collection(coordination.tables), together)
     marks = PublishedMarks(context.catalog)
     removals = Removals(context.catalog, shared, rights, marks)
     pins = NodePins(context, shared, rights, marks, sessions.used_snapshots)
@@ -116,7 +113,7 @@ def open_node(
     chores = (removals.publish, pins.renew)
     publisher = NodePublisher(context, archiver, archive.wait, archive.retry, shared, rights, marks, chores)
     takeover = NodeTakeover(context, archiver, publisher.merge, cold.write_image, shared, rights, marks)
-    context.catalog.others.look_up_in(takeover)
+    context.catalog.refs.look_up_in(takeover)
     everything = partial(removals.publish, all_of_them=True)
     upkeep.share(NodePruneScope(context, shared, rights, marks, rights.lease.epoch, everything, takeover.refresh))
     return FleetNode(context, rights, sessions, publisher, takeover, starting)

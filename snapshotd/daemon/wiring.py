@@ -88,7 +88,7 @@ from snapshotd.layers.store import LayerStore
 from snapshotd.repo.format.index import Index
 from snapshotd.repo.format.pack import PREFIX
 from snapshotd.repo.key import load_key
-from snapshotd.repo.spool import FileSpool
+from snapshotd.repo.spool import Spool
 from snapshotd.repo.upkeep.maintenance import PackMaintenance
 from snapshotd.repo.writing import reserve as index_reserve
 from snapshotd.runtime.base import Runtime
@@ -97,7 +97,7 @@ from snapshotd.runtime.folder import FolderRuntime
 from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.runtime.runc import RuncRuntime
 from snapshotd.runtime.starter import Starter
-from snapshotd.secrets.vault import FileVault
+from snapshotd.secrets.vault import Vault
 from snapshotd.store.base import Store
 from snapshotd.store.open import open_store
 from snapshotd.types import NO_ISOLATION, IdMap, Message, new_id
@@ -135,9 +135,9 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
     facts = partial(meta_in_file, state_dir / state_files.CATALOG)
     state_files.check_logs(state_dir, lambda: recover.was_killed(facts))
     catalog = SqliteCatalog(state_dir / state_files.CATALOG)  # before all else that says that there was one
-    state_files.check_repository(state_dir, lambda: bool(catalog.trajectories()))
+    state_files.check_repository(state_dir, lambda: bool(catalog.trajectories.list()))
     if _settle_store_url(config, catalog) == _local_url(state_dir):
-        state_files.check_packs(state_dir, lambda: bool(catalog.referenced_records()))
+        state_files.check_packs(state_dir, lambda: bool(catalog.snapshots.referenced_records()))
     index_reserve.make(state_dir / "repo" / "index.db")
     store = filesystem.prepare(state_dir)
     with contextlib.ExitStack() as opened:
@@ -171,13 +171,13 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
             runtimes["docker"] = DockerRuntime(
                 instance, config.docker_host, run_dir=run_dir / "docker", keeper=keeper, starter=starter
             )
-        spool = FileSpool(state_dir / "repo")
+        spool = Spool(state_dir / "repo")
         rights: NodeRights | None = None
         if config.fleet:
             from snapshotd.daemon.joining import join_fleet, open_rights  # few daemons are nodes
 
             rights = open_rights(
-                config, run_dir, inode_of(state_dir), lambda: [one.id for one in catalog.trajectories()]
+                config, run_dir, inode_of(state_dir), lambda: [one.id for one in catalog.trajectories.list()]
             )
             opened.callback(rights.lease.close)
         places = StatePlaces(
@@ -205,8 +205,8 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
             images=ImageStore(store.root, catalog, SharedBuilds(Path(config.image_builds))),
             runtimes=runtimes,
             events=EventLogs(state_dir / "runs", config.followed_bytes),
-            pins=Pins(catalog.get_snapshot),
-            secrecy=Secrecy(FileVault(state_dir, lambda: not catalog.trajectories()), catalog),
+            pins=Pins(catalog.snapshots.get),
+            secrecy=Secrecy(Vault(state_dir, lambda: not catalog.trajectories.list()), catalog),
             keeper=keeper,
             child=places.command,
             ownership=rights or ALONE,
@@ -226,7 +226,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
 def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker, rights: NodeRights | None = None) -> Engine:
     """Make the engine of its parts. `lazy`: the mount that serves layers which are not there yet. `gateway`: makes a model
     endpoint. `rights`: of a node of a fleet."""
-    context.catalog.notify(context.events.tell_of_change)
+    context.catalog.trajectories.notify(context.events.tell_of_change)
     worker = Worker(context.store.root, context.store.kind, context.store.marks)
     merger, links = Merger(context.store, worker), LinkGroups(worker)
     archiver = Archiver(context.child("archive"))
@@ -397,7 +397,7 @@ def _has_stored(path: Path) -> bool:
     """True if a catalog that can be read has stored snapshots."""
     if path.exists():
         with contextlib.suppress(SnapshotdError), contextlib.closing(SqliteCatalog(path)) as catalog:
-            return bool(catalog.referenced_records())
+            return bool(catalog.snapshots.referenced_records())
     return False
 
 

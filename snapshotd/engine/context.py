@@ -14,11 +14,12 @@ from snapshotd.engine.ownership import ALONE, Ownership
 from snapshotd.engine.pins import Pins
 from snapshotd.engine.secrecy import Secrecy
 from snapshotd.errors import DataLoss, NotFound, Unsupported, UsageError
-from snapshotd.images.base import Images
+from snapshotd.images.store import ImageStore
 from snapshotd.kernel.abilities import Mode
 from snapshotd.kernel.holding.members import Members
 from snapshotd.layers.store import LayerStore
-from snapshotd.repo.base import Repository, Spool
+from snapshotd.repo.base import Repository
+from snapshotd.repo.spool import Spool
 from snapshotd.runtime.base import Container, Keeper, Runtime
 from snapshotd.types import (
     FOLDER,
@@ -64,7 +65,7 @@ class Context:
     spool: Spool
     repo: Repository
     store: LayerStore
-    images: Images
+    images: ImageStore
     runtimes: Mapping[str, Runtime]
     events: EventLogs
     pins: Pins
@@ -87,7 +88,7 @@ class Context:
 
     def ensure_image(self, name: str, progress: Callable[[str], None]) -> Image:
         """The image that `name` stands for, made if need be; a caller of one tenant takes those that are there. As
-        `Images.ensure`."""
+        `ImageStore.ensure`."""
         return self.images.ensure(name, progress) if present_tenant() is None else self.images.find_made(name)
 
     def members(self, runtime: Runtime, container: Container) -> Members:

@@ -99,7 +99,7 @@ class Life:
         self._archive.start(self._end_batch)
         self._store_what_has_no_layers()
         self._sessions.go_on(survivors)
-        self._background.go_on(snapshot for snapshot in self._catalog.all_snapshots() if snapshot.files is None)
+        self._background.go_on(snapshot for snapshot in self._catalog.snapshots.all() if snapshot.files is None)
         idle = IdleWatch(self._sessions.live, lambda sandbox: self._sessions.stop(sandbox.trajectory, only=sandbox))
         expiry = FolderExpiry(self._upkeep, self._context.config.folder_prune_s)
         self._watches = (idle, DiskWatch(self._context, self._sessions.launched), expiry)
@@ -118,7 +118,9 @@ class Life:
         """Runs before the first request, for snapshots captured on a layer that was still being rebuilt when the daemon
         died. The files below their own layers are in the repository alone, so these snapshots cannot be read until they
         are stored."""
-        if all(self._cold.is_hot(self._catalog.get_snapshot(snapshot)) for snapshot in self._catalog.unstored()):
+        if all(
+            self._cold.is_hot(self._catalog.snapshots.get(snapshot)) for snapshot in self._catalog.snapshots.unstored()
+        ):
             return
         try:
             self._archive.wait()
@@ -138,7 +140,7 @@ class Life:
             "free_memory_bytes": available_bytes(),
             "processor_count": len(os.sched_getaffinity(0)),
             "runtimes": {name: runtime.unavailable() or "available" for name, runtime in context.runtimes.items()},
-            "trajectory_count": len(self._catalog.trajectories()),
+            "trajectory_count": len(self._catalog.trajectories.list()),
             "sandbox_count": len(self._sessions.live()),
             "policy_file": self._policy_file,
             "image_count": len(context.images.list()),

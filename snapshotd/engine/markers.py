@@ -23,6 +23,6 @@ def is_marker(catalog: Catalog, snapshot: Snapshot, names: Collection[str] = MAR
     if snapshot.call.name not in names:
         return False
     try:
-        return catalog.entry(snapshot.call.id).kind is not EntryKind.TOOL
+        return catalog.journal.get(snapshot.call.id).kind is not EntryKind.TOOL
     except NotFound:
         return True

@@ -15,10 +15,11 @@ from dataclasses import replace
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.errors import UsageError
-from snapshotd.repo.base import BlobWriter, Spool
-from snapshotd.secrets.base import MARKER, Vault
+from snapshotd.repo.spool import BlobWriter, Spool
+from snapshotd.secrets.base import MARKER
 from snapshotd.secrets.configured import MIN_VALUE_BYTES
 from snapshotd.secrets.redactor import Funnel, Redactor
+from snapshotd.secrets.vault import Vault
 from snapshotd.terms import TENANT_VARIABLE
 from snapshotd.types import DEFAULT_TENANT, AgentSpec, BlobID, Trajectory, TrajectoryID
 
@@ -135,9 +136,9 @@ class Secrecy:
 
     def _ancestors(self, trajectory: Trajectory) -> Iterator[TrajectoryID]:
         while trajectory.forked_from is not None:
-            owner = self._catalog.get_snapshot(trajectory.forked_from).trajectory
+            owner = self._catalog.snapshots.get(trajectory.forked_from).trajectory
             yield owner
-            trajectory = self._catalog.get_trajectory(owner)
+            trajectory = self._catalog.trajectories.get(owner)
 
 
 def _secret_name(variable: str) -> str:

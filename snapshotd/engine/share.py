@@ -24,7 +24,7 @@ def export_files(context: Context, snapshot: Snapshot, form: str, write: Callabl
         if form == "tar":
             return write_tree(view, write)
         image = _image(context, snapshot)
-        name = context.catalog.get_trajectory(snapshot.trajectory).name
+        name = context.catalog.trajectories.get(snapshot.trajectory).name
         facts = export.ImageFacts(export.reference_of(snapshot, name), snapshot.created_at_ns, image.env, image.workdir)
         return export.export_oci(view, facts, write, context.state_dir)
 
@@ -61,16 +61,16 @@ def export_trajectories(
     from snapshotd.engine.transfer.trajectories.documents import export_trajectory
 
     catalog = context.catalog
-    head = catalog.resolve_snapshot(ref)
+    head = catalog.refs.find_snapshot(ref)
     named = ref in head.tags or head.id.startswith(ref)
-    line = catalog.get_trajectory(head.trajectory) if named else catalog.resolve_trajectory(ref)
+    line = catalog.trajectories.get(head.trajectory) if named else catalog.refs.find_trajectory(ref)
     warnings = list(export_trajectory(context, replies, line, head, form, _score(context, line), write))
     for number, one in enumerate(family(catalog, line.id)[1:] if forks else (), 1):
         progress(f"fork {number}: {short(one)}")
-        fork = catalog.get_trajectory(one)
+        fork = catalog.trajectories.get(one)
         try:
             warnings += export_trajectory(
-                context, replies, fork, catalog.get_snapshot(fork.head), form, _score(context, fork), write
+                context, replies, fork, catalog.snapshots.get(fork.head), form, _score(context, fork), write
             )
         except UsageError as exc:
             warnings.append(exc.message)

@@ -53,13 +53,13 @@ class Trajectories(_CatalogFolder):
         try:
             if _ID.fullmatch(name):
                 try:
-                    trajectory = self._catalog.get_trajectory(TrajectoryID(name.decode()))
+                    trajectory = self._catalog.trajectories.get(TrajectoryID(name.decode()))
                     return OneTrajectory(self._catalog, self._open_view, trajectory.id)
                 except NotFound:
                     pass  # a name may look like an id
             text = _as_name(name)
             if text is not None:
-                trajectory = self._catalog.resolve_trajectory(text)
+                trajectory = self._catalog.refs.find_trajectory(text)
                 if trajectory.name == text:
                     return Link(trajectory.id.encode())
         except (NotFound, Ambiguous):
@@ -67,7 +67,7 @@ class Trajectories(_CatalogFolder):
         return None
 
     def entries(self) -> Iterator[tuple[bytes, Item]]:
-        everything = self._catalog.trajectories()
+        everything = self._catalog.trajectories.list()
         ids = {trajectory.id.encode() for trajectory in everything}
         for trajectory in everything:
             yield trajectory.id.encode(), OneTrajectory(self._catalog, self._open_view, trajectory.id)
@@ -98,7 +98,7 @@ class OneTrajectory(_CatalogFolder):
         return self._known.items()
 
     def _read(self) -> None:
-        found = self._catalog.snapshots(self._trajectory)
+        found = self._catalog.snapshots.of_trajectory(self._trajectory)
         self._known = {b"%d" % s.seq: item for s in found if (item := _place(s, self._open_view)) is not None}
         self._known_at = time.monotonic()
 
@@ -108,12 +108,12 @@ class Snapshots(_CatalogFolder):
         if _ID.fullmatch(name) is None:
             return None
         try:
-            return _place(self._catalog.get_snapshot(SnapshotID(name.decode())), self._open_view)
+            return _place(self._catalog.snapshots.get(SnapshotID(name.decode())), self._open_view)
         except NotFound:
             return None
 
     def entries(self) -> Iterator[tuple[bytes, Item]]:
-        for snapshot in self._catalog.all_snapshots():
+        for snapshot in self._catalog.snapshots.all():
             item = _place(snapshot, self._open_view)
             if item is not None:
                 yield snapshot.id.encode(), item
@@ -125,13 +125,13 @@ class TagsFolder(_CatalogFolder):
         if text is None:
             return None
         try:
-            snapshot = self._catalog.resolve_snapshot(text)  # a tag wins over the beginning of an id
+            snapshot = self._catalog.refs.find_snapshot(text)  # a tag wins over the beginning of an id
         except (NotFound, Ambiguous):
             return None
         return _to(snapshot) if text in snapshot.tags and snapshot.tree is not None else None
 
     def entries(self) -> Iterator[tuple[bytes, Item]]:
-        for snapshot in self._catalog.all_snapshots():
+        for snapshot in self._catalog.snapshots.all():
             for tag in snapshot.tags if snapshot.tree is not None else ():
                 yield tag.encode(), _to(snapshot)
 

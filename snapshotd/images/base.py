@@ -13,9 +13,7 @@ Nothing is left behind by a failure.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 from snapshotd.errors import SnapshotdError
@@ -51,52 +49,3 @@ class ImageCatalog(Protocol):
     def images(self) -> ImageRows: ...
 
     def flush(self) -> None: ...
-
-
-class Images(ABC):
-    """The module's text holds for all methods."""
-
-    @abstractmethod
-    def list(self) -> list[Image]:
-        """All images, newest first."""
-
-    @abstractmethod
-    def find(self, ref: str) -> Image:
-        """By name or unique id prefix."""
-
-    @abstractmethod
-    def find_made(self, name: str) -> Image:
-        """As `find`, for a caller who may make none: NotFound says how the daemon's owner does."""
-
-    @abstractmethod
-    def ensure(self, name: str, progress: Progress) -> Image:
-        """The image that `name` stands for, made if need be: an existing one, else a recipe that comes with snapshotd,
-        else a Docker image.
-
-        NotFound names the next step. Building takes a minute, importing seconds; having it already, microseconds.
-        """
-
-    @abstractmethod
-    def build(self, recipe: str, name: str | None, progress: Progress) -> Image:
-        """From a recipe's name or folder; one that is unchanged is not built again."""
-
-    @abstractmethod
-    def import_(self, source: str, name: str | None, progress: Progress) -> Image:
-        """From a folder, a root file system tar, a `docker save` or OCI archive, an OCI layout, or a Docker image name.
-
-        A path is taken as a path when it exists or looks like one (it begins with `/` or `.`); `docker:NAME` is always
-        Docker's. One that we have already (same content) is not taken again.
-        """
-
-    @abstractmethod
-    def empty(self, env: tuple[tuple[str, str], ...], workdir: str) -> Image:
-        """An image with nothing in it, for whole trees from elsewhere; made once for each pair of defaults."""
-
-    @abstractmethod
-    def adopt(self, image: Image, write: Callable[[Path], None]) -> None:
-        """Have an image of another node of the fleet, with its id, unless it is here. `write` fills an empty root with its
-        files; it is not called where another image here has the same stored tree. Its name is left out when taken."""
-
-    @abstractmethod
-    def remove(self, ref: str) -> None:
-        """Forget an image and delete its files. Conflict while a trajectory uses it."""

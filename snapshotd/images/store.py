@@ -32,7 +32,7 @@ from snapshotd.errors import NO_ROOM, InternalError, NotFound, OutOfSpace, Sandb
 from snapshotd.formats.ingest_nodes import printable
 from snapshotd.images import build, machine, recipes
 from snapshotd.images.archive_file import open_archive
-from snapshotd.images.base import ImageCatalog, Images, Progress
+from snapshotd.images.base import ImageCatalog, Progress
 from snapshotd.images.config import DEFAULT_WORKDIR
 from snapshotd.images.root import MADE_AT_NS, measure, prepare_root
 from snapshotd.images.shared import SharedBuilds
@@ -56,8 +56,10 @@ class _Facts:
     workdir: str = DEFAULT_WORKDIR
 
 
-class ImageStore(Images):
-    """Images in a directory of the layer store, which must exist. Opening it removes what no row refers to. `builds`:
+class ImageStore:
+    """The text of `base.py` holds for all methods.
+
+    Images in a directory of the layer store, which must exist. Opening it removes what no row refers to. `builds`:
     those that other stores of this machine have made."""
 
     def __init__(self, layers_dir: Path, catalog: ImageCatalog, builds: SharedBuilds) -> None:
@@ -80,12 +82,15 @@ class ImageStore(Images):
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def list(self) -> list[Image]:
+        """All images, newest first."""
         return self._catalog.images.list()
 
     def find(self, ref: str) -> Image:
+        """By name or unique id prefix."""
         return self._catalog.images.find(ref)
 
     def find_made(self, name: str) -> Image:
+        """As `find`, for a caller who may make none: NotFound says how the daemon's owner does."""
         try:
             return self.find(name)
         except NotFound:
@@ -96,6 +101,11 @@ class ImageStore(Images):
             ) from None
 
     def ensure(self, name: str, progress: Progress) -> Image:
+        """The image that `name` stands for, made if need be: an existing one, else a recipe that comes with snapshotd,
+        else a Docker image.
+
+        NotFound names the next step. Building takes a minute, importing seconds; having it already, microseconds.
+        """
         try:
             return self.find(name)
         except NotFound:
@@ -139,6 +149,7 @@ class ImageStore(Images):
     # -- making --------------------------------------------------------------------------------------------------------
 
     def build(self, recipe: str, name: str | None, progress: Progress) -> Image:
+        """From a recipe's name or folder; one that is unchanged is not built again."""
         found = recipes.find_recipe(recipe)
         own = machine.content() if found.variant == "machine" else None
         facts = _Facts(
@@ -167,6 +178,11 @@ class ImageStore(Images):
         self._builds.fill(build.digest(recipe), root, anew, progress)
 
     def import_(self, source: str, name: str | None, progress: Progress) -> Image:
+        """From a folder, a root file system tar, a `docker save` or OCI archive, an OCI layout, or a Docker image name.
+
+        A path is taken as a path when it exists or looks like one (it begins with `/` or `.`); `docker:NAME` is always
+        Docker's. One that we have already (same content) is not taken again.
+        """
         if not source:
             raise UsageError("the import source is empty; give a folder, an archive or a Docker image name")
         path = Path(source)
@@ -227,6 +243,7 @@ class ImageStore(Images):
         return self._make(facts, lambda root: _copy_root(self._dir / same[0].id / "root", root))
 
     def empty(self, env: tuple[tuple[str, str], ...], workdir: str) -> Image:
+        """An image with nothing in it, for whole trees from elsewhere; made once for each pair of defaults."""
         with self._making_empty:
             source_id = "empty:" + hashlib.sha256(json.dumps([env, workdir]).encode()).hexdigest()
             for image in self.list():
@@ -236,6 +253,8 @@ class ImageStore(Images):
             return self._make(facts, lambda _: None, prepare=False)
 
     def adopt(self, image: Image, write: Callable[[Path], None]) -> None:
+        """Have an image of another node of the fleet, with its id, unless it is here. `write` fills an empty root with its
+        files; it is not called where another image here has the same stored tree. Its name is left out when taken."""
         with self._making:
             here = self.list()
             if any(one.id == image.id for one in here):
@@ -297,6 +316,7 @@ class ImageStore(Images):
     # -- removing ------------------------------------------------------------------------------------------------------
 
     def remove(self, ref: str) -> None:
+        """Forget an image and delete its files. Conflict while a trajectory uses it."""
         image = self.find(ref)
         self._catalog.images.remove(image.id)
         self._catalog.flush()  # before the files go: after a power cut there must be no row without them

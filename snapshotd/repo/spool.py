@@ -32,7 +32,6 @@ import zstandard
 from snapshotd.errors import NO_ROOM, DataLoss, InternalError, NotFound, OutOfSpace
 from snapshotd.kernel import files
 from snapshotd.repo import spool_format as blob_format
-from snapshotd.repo.base import BlobWriter, Spool
 from snapshotd.repo.key import load_key
 from snapshotd.repo.spool_format import HEADER_BYTES, PIECE_BYTES, Header
 from snapshotd.types import BlobID
@@ -48,8 +47,13 @@ _MAX_HELD = 16
 all."""
 
 
-class FileSpool(Spool):
-    """The only repository object of its directory, in one process at a time. Close it at the end."""
+class Spool:
+    """Contents that were captured and are not stored yet. A blob's id is the content's id in the repository of the same
+    key. The only object of its directory, in one process at a time.
+
+    Errors: NotFound (no such blob), DataLoss (its bytes are damaged), OutOfSpace (disk full; nothing was saved).
+    Thread-safe.
+    """
 
     def __init__(self, directory: Path, *, owner: bool = True) -> None:
         """Open the spool at `directory`, creating it (with its parents, mode 0700) if there is none. A process that is
@@ -81,6 +85,7 @@ class FileSpool(Spool):
         return self._fds[-1]
 
     def close(self) -> None:
+        """Release descriptors. Idempotent. Flushes nothing. Any other call afterwards is a defect."""
         with self._flushing, self._lock:
             for fd in (*self._held.values(), *self._fds):
                 os.close(fd)
@@ -89,9 +94,19 @@ class FileSpool(Spool):
             self._root = self._blobs = self._tmp = -1  # a late user must not meet new files under these numbers
 
     def writer(self) -> BlobWriter:
-        return _Writer(self)
+        """Begin a blob. Memory use is constant for any size."""
+        return BlobWriter(self)
+
+    def save_blob(self, data: bytes) -> BlobID:
+        """Store bytes that are in memory already."""
+        with self.writer() as writer:
+            writer.write(data)
+            return writer.save()
 
     def load_blob(self, blob_id: BlobID) -> Iterator[bytes]:
+        """The blob's plain bytes in pieces of at most 1 MiB. NotFound comes at the call; a blob that is removed
+        afterwards is still read whole. Every byte is checked: DataLoss is raised at the latest when the end is reached,
+        and always before wrong data would pass as complete."""
         pieces = self._pieces(blob_id)
         next(pieces)  # opens the file: the archive may remove it at any time
         return pieces
@@ -115,6 +130,7 @@ class FileSpool(Spool):
             yield held
 
     def size_bytes(self, blob_id: BlobID) -> int:
+        """Plain size. NotFound."""
         with files.closing_fd(self._open_blob(blob_id)) as fd, blob_format.readable(self._where(blob_id)):
             return blob_format.read_header(fd, self._where(blob_id)).plain_bytes
 
@@ -128,12 +144,14 @@ class FileSpool(Spool):
         return f"blob {blob_id} ({self.directory / 'blobs' / _path(blob_id)})"
 
     def blobs(self) -> Iterator[BlobID]:
+        """Every blob in the spool."""
         for group in sorted(os.listdir(self._blobs)):
             for name in sorted(os.listdir(self.directory / "blobs" / group)):
                 if _BLOB_ID.fullmatch(name):
                     yield BlobID(name)
 
     def remove(self, blob_id: BlobID) -> None:
+        """Delete a blob. Not an error when it is missing."""
         try:
             os.unlink(_path(blob_id), dir_fd=self._blobs)
         except (FileNotFoundError, NotFound):
@@ -199,8 +217,8 @@ class FileSpool(Spool):
         return fd
 
     def flush(self) -> None:
-        """Sync the new files and their directories; after a start, or when there are many, the whole file system
-        (syncfs).
+        """Return when everything saved so far is durable against power loss: sync the new files and their directories; after a
+        start, or when there are many, the whole file system (syncfs). A failure is fatal for all unflushed blobs: OSError.
 
         The files and the directory are open since before they were written, so no write error goes unseen. After a
         failure every later flush fails too, because the kernel forgets the pages it could not write: a second fsync
@@ -232,11 +250,13 @@ class FileSpool(Spool):
                     os.close(fd)
 
 
-class _Writer(BlobWriter):
-    """One file below tmp/, made with the first bytes that are written to it. Not for several threads at once."""
+class BlobWriter:
+    """A blob being written: one file below tmp/, made with the first bytes that are written to it. Use as a context manager:
+    leaving it by an exception discards the blob. Not for several threads at once."""
 
-    def __init__(self, repository: FileSpool) -> None:
+    def __init__(self, repository: Spool) -> None:
         self.size_bytes = 0
+        """Plain bytes taken so far."""
         self._repository = repository
         self._name = secrets.token_hex(16)
         self._plain = blake3.blake3(key=repository._key)
@@ -248,7 +268,14 @@ class _Writer(BlobWriter):
         self._fd = -1
         self._open = True
 
+    def __enter__(self) -> BlobWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
+
     def write(self, data: bytes) -> None:
+        """Append plain bytes. OutOfSpace."""
         self._check_open()
         view = memoryview(data)
         with self._space():
@@ -276,6 +303,8 @@ class _Writer(BlobWriter):
         _write_all(self._fd, packed)
 
     def save(self) -> BlobID:
+        """Finish: the blob is complete and visible (it survives kill -9; power loss after `flush`). Returns its id.
+        Call once."""
         self._check_open()
         with self._space():
             self._append(blob_format.compress(self._short) if self._zstd is None else self._zstd.flush())
@@ -298,6 +327,7 @@ class _Writer(BlobWriter):
         self._short.clear()
 
     def discard(self) -> None:
+        """Drop it. Not an error after `save`, which it does not undo."""
         self._let_go()
         self._open = False
         if self._fd >= 0:

@@ -17,11 +17,7 @@ changed); VersionMismatch.
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
 from typing import NamedTuple
-
-from snapshotd.types import TrajectoryID
 
 MARKER = re.compile(r"\[secret:([A-Za-z0-9][A-Za-z0-9_.-]{0,63}):([0-9a-f]{16})\]")
 """The form of a marker. Groups: name, digest."""
@@ -34,36 +30,3 @@ class Found(NamedTuple):
 
     name: str
     value: bytes
-
-
-class Vault(ABC):
-    """The module's text holds for all methods."""
-
-    @abstractmethod
-    def marker(self, found: Found) -> str:
-        """The marker that stands for a secret. Keeps nothing; about 1 us."""
-
-    @abstractmethod
-    def keep(self, trajectory: TrajectoryID, found: Sequence[Found]) -> list[str]:
-        """Keep the originals for a trajectory, in one transaction, and return their markers in order. Keeping one again
-        changes nothing.
-
-        A vault keeps a bounded number of secrets for a trajectory. Beyond that, markers cannot be revealed: an agent that
-        prints millions of made-up tokens neither fills the disk nor has them recorded in plain text.
-        """
-
-    @abstractmethod
-    def reveal(self, marker: str, owners: Collection[TrajectoryID]) -> bytes | None:
-        """The original, if one of `owners` has kept it; None if not, or if this is no marker."""
-
-    @abstractmethod
-    def forget(self, trajectory: TrajectoryID) -> None:
-        """Delete a trajectory's secrets. None is no error."""
-
-    @abstractmethod
-    def flush(self) -> None:
-        """Return when everything kept so far is durable against power loss."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release the files. Idempotent. Any other call afterwards is a defect."""

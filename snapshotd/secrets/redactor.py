@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from snapshotd.errors import LimitExceeded
-from snapshotd.secrets.base import MARKER, Found, Vault
+from snapshotd.secrets.base import MARKER, Found
 from snapshotd.secrets.configured import MIN_VALUE_BYTES, Configured
 from snapshotd.secrets.scan import PIECE_BYTES, Patterns, Scan
 from snapshotd.secrets.stream import Concealer, reveal_stream
+from snapshotd.secrets.vault import Vault
 from snapshotd.types import TrajectoryID
 
 MAX_JSON_LEVELS = 256

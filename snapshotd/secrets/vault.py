@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from snapshotd.errors import DataLoss
-from snapshotd.secrets.base import MARKER, Found, Vault
+from snapshotd.secrets.base import MARKER, Found
 from snapshotd.secrets.key import load_key
 from snapshotd.sqlite import Database, Form, create, creating
 from snapshotd.types import TrajectoryID
@@ -47,12 +47,12 @@ _FORM = Form(
 )
 
 
-class FileVault(Vault):
-    """See the module's text."""
+class Vault:
+    """The text of `base.py` holds for all methods."""
 
     def __init__(self, directory: Path, is_new: Callable[[], bool] = lambda: True) -> None:
         """Open, creating as needed, the vault in an existing directory. `is_new`: whether nothing can have been kept in
-        it yet. The errors of `base`, of `sqlite.Database` and of `load_key`; DataLoss also when there is a key without a
+        it yet. The errors of `base.py`, of `sqlite.Database` and of `load_key`; DataLoss also when there is a key without a
         database and the vault is not new."""
         self._path = directory / DATABASE_NAME
         self._sizes: dict[TrajectoryID, tuple[int, int]] = {}
@@ -78,12 +78,20 @@ class FileVault(Vault):
         self._cipher = AESGCM(self._key.sealing)
 
     def close(self) -> None:
+        """Release the files. Idempotent. Any other call afterwards is a defect."""
         self._db.close()
 
     def marker(self, found: Found) -> str:
+        """The marker that stands for a secret. Keeps nothing; about 1 us."""
         return f"[secret:{found.name}:{self._key.digest(found.value)}]"
 
     def keep(self, trajectory: TrajectoryID, found: Sequence[Found]) -> list[str]:
+        """Keep the originals for a trajectory, in one transaction, and return their markers in order. Keeping one again
+        changes nothing.
+
+        A vault keeps a bounded number of secrets for a trajectory. Beyond that, markers cannot be revealed: an agent that
+        prints millions of made-up tokens neither fills the disk nor has them recorded in plain text.
+        """
         markers = [self.marker(item) for item in found]
         with self._db.transaction():
             before = self._size(trajectory)
@@ -105,6 +113,7 @@ class FileVault(Vault):
         self._sizes[trajectory] = (count + 1, size + len(value))
 
     def reveal(self, marker: str, owners: Collection[TrajectoryID]) -> bytes | None:
+        """The original, if one of `owners` has kept it; None if not, or if this is no marker."""
         if not MARKER.fullmatch(marker):
             return None
         with self._db.lock:
@@ -114,11 +123,13 @@ class FileVault(Vault):
         return None
 
     def forget(self, trajectory: TrajectoryID) -> None:
+        """Delete a trajectory's secrets. None is no error."""
         with self._db.transaction():
             self._db.write("DELETE FROM secrets WHERE trajectory = ?", (trajectory,))
             self._sizes.pop(trajectory, None)
 
     def flush(self) -> None:
+        """Return when everything kept so far is durable against power loss."""
         self._db.flush()
 
     def _size(self, trajectory: TrajectoryID) -> tuple[int, int]:

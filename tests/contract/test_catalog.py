@@ -73,19 +73,19 @@ def test_a_name_that_an_older_version_gave_twice_means_neither(tmp_path: Path) -
     with closing(SqliteCatalog(path)) as catalog:
         trajectory, first = started(catalog, "twice")
         second = committed(catalog, first)
-        catalog.tag(first.id, "once")
+        catalog.refs.tag(first.id, "once")
     with_raw(path, "UPDATE tags SET name = 'twice'")
     with closing(SqliteCatalog(path)) as catalog:
-        for find in (catalog.resolve_snapshot, catalog.resolve_trajectory):
+        for find in (catalog.refs.find_snapshot, catalog.refs.find_trajectory):
             with pytest.raises(Ambiguous, match="twice") as caught:
                 find("twice")
             for word in (first.id[:12], trajectory.id[:12], "snapshotd tag --delete twice"):
                 assert word in caught.value.message
-        assert catalog.resolve_snapshot(trajectory.id).id == second.id
+        assert catalog.refs.find_snapshot(trajectory.id).id == second.id
         with pytest.raises(Conflict):
-            catalog.tag(second.id, "twice", move=True)
-        catalog.untag("twice")
-        assert catalog.resolve_snapshot("twice").id == second.id
+            catalog.refs.tag(second.id, "twice", move=True)
+        catalog.refs.untag("twice")
+        assert catalog.refs.find_snapshot("twice").id == second.id
 
 
 def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
@@ -97,9 +97,9 @@ def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
     first.close()
     again = SqliteCatalog(path)
     try:
-        assert again.resolve_snapshot("kept") == second
-        assert again.snapshots(trajectory.id) == [snapshot, second]
-        assert [message.content for message in again.conversation(second.id)] == ["a", "b"]
+        assert again.refs.find_snapshot("kept") == second
+        assert again.snapshots.of_trajectory(trajectory.id) == [snapshot, second]
+        assert [message.content for message in again.conversations.read(second.id)] == ["a", "b"]
     finally:
         again.close()
     with pytest.raises(InternalError):
@@ -255,9 +255,9 @@ def test_a_cut_catalog_is_damage(tmp_path: Path) -> None:
     with pytest.raises(DataLoss, match="damaged"):  # noqa: PT012 - where it is met depends on which pages are gone
         catalog = SqliteCatalog(path)
         try:
-            catalog.snapshots(trajectory.id)
-            list(catalog.conversation(head.id))
-            catalog.referenced_layers()
+            catalog.snapshots.of_trajectory(trajectory.id)
+            list(catalog.conversations.read(head.id))
+            catalog.snapshots.referenced_layers()
         finally:
             catalog.close()
 
@@ -290,11 +290,11 @@ def test_a_damaged_record_is_named(tmp_path: Path, damage: str) -> None:
     try:
         with pytest.raises(DataLoss, match="restore the catalog"):  # noqa: PT012 - whichever reads the record
             catalog.images.list()
-            catalog.get_trajectory(trajectory.id)
-            catalog.get_snapshot(head.id)
-            list(catalog.conversation(head.id))
-            list(catalog.journal(head.id))
-            catalog.state(head.id)
+            catalog.trajectories.get(trajectory.id)
+            catalog.snapshots.get(head.id)
+            list(catalog.conversations.read(head.id))
+            list(catalog.journal.read(head.id))
+            catalog.conversations.state(head.id)
     finally:
         catalog.close()
 
@@ -344,19 +344,19 @@ def test_a_full_disk_changes_nothing(small_disk: Path) -> None:
     image = make_image()
     catalog.images.add(image)
     trajectory, first = begin(image)
-    catalog.add_trajectories([(trajectory, first)])
+    catalog.trajectories.add([(trajectory, first)])
     (small_disk / "reserve").write_bytes(b"\0" * 262144)
     heads = [first]
     with pytest.raises(OutOfSpace, match="free some space"):  # noqa: PT012 - until it is full
         while True:
             heads.append(committed(catalog, heads[-1], "x" * 10_000))
-    assert catalog.snapshots(trajectory.id) == heads
+    assert catalog.snapshots.of_trajectory(trajectory.id) == heads
     (small_disk / "reserve").unlink()
     heads.append(committed(catalog, heads[-1], "after"))
     catalog.close()
     catalog = SqliteCatalog(path)
     try:
-        assert catalog.snapshots(trajectory.id) == heads
+        assert catalog.snapshots.of_trajectory(trajectory.id) == heads
     finally:
         catalog.close()
     with_raw(path, "PRAGMA integrity_check", [("ok",)])
@@ -408,25 +408,25 @@ def test_no_statement_of_a_commit_or_lookup_scans(tmp_path: Path, size: int) -> 
     catalog = SqliteCatalog(tmp_path / "catalog.db")
     _, head = started(catalog, "long")
     for n in range(size):
-        catalog.set_stored(head.id, TreeID("1" * 64), RecordID("2" * 64))
+        catalog.snapshots.set_stored(head.id, TreeID("1" * 64), RecordID("2" * 64))
         head = committed(catalog, head, f"message {n}")
     try:
         assert steps(catalog, lambda: committed(catalog, head, "one more")) < 600
-        assert steps(catalog, lambda: catalog.resolve_snapshot(head.id[:12])) < 400
-        assert steps(catalog, lambda: catalog.resolve_trajectory("long")) < 300
-        assert steps(catalog, lambda: catalog.get_snapshot(head.id)) < 300
-        assert steps(catalog, lambda: catalog.tag(head.id, "tag")) < 200
-        assert steps(catalog, lambda: catalog.snapshots(head.trajectory, 50)) < 50 * 150
-        assert steps(catalog, lambda: catalog.count_snapshots(head.trajectory)) < 10 * size
-        assert steps(catalog, lambda: catalog.own_messages(head.id)) < 200
-        assert steps(catalog, catalog.unstored) < 200
-        assert steps(catalog, catalog.unstored_blobs) < 200
-        assert steps(catalog, lambda: catalog.set_stored(head.id, TreeID("1" * 64), RecordID("2" * 64))) < 200
-        assert steps(catalog, lambda: catalog.set_pruned([head.id])) < 200
-        assert steps(catalog, lambda: catalog.set_state([head.id], SnapshotState.LOST)) < 200
-        assert steps(catalog, catalog.referenced_records) < 20 * size
-        assert steps(catalog, catalog.referenced_records) < 20 * size
-        assert steps(catalog, lambda: next(catalog.conversation(head.id))) < 100 * 500  # one page
+        assert steps(catalog, lambda: catalog.refs.find_snapshot(head.id[:12])) < 400
+        assert steps(catalog, lambda: catalog.refs.find_trajectory("long")) < 300
+        assert steps(catalog, lambda: catalog.snapshots.get(head.id)) < 300
+        assert steps(catalog, lambda: catalog.refs.tag(head.id, "tag")) < 200
+        assert steps(catalog, lambda: catalog.snapshots.of_trajectory(head.trajectory, 50)) < 50 * 150
+        assert steps(catalog, lambda: catalog.snapshots.count(head.trajectory)) < 10 * size
+        assert steps(catalog, lambda: catalog.conversations.own(head.id)) < 200
+        assert steps(catalog, catalog.snapshots.unstored) < 200
+        assert steps(catalog, catalog.snapshots.unstored_blobs) < 200
+        assert steps(catalog, lambda: catalog.snapshots.set_stored(head.id, TreeID("1" * 64), RecordID("2" * 64))) < 200
+        assert steps(catalog, lambda: catalog.snapshots.set_pruned([head.id])) < 200
+        assert steps(catalog, lambda: catalog.snapshots.set_state([head.id], SnapshotState.LOST)) < 200
+        assert steps(catalog, catalog.snapshots.referenced_records) < 20 * size
+        assert steps(catalog, catalog.snapshots.referenced_records) < 20 * size
+        assert steps(catalog, lambda: next(catalog.conversations.read(head.id))) < 100 * 500  # one page
     finally:
         catalog.close()
 
@@ -443,15 +443,15 @@ def grown(size: int) -> tuple[SqliteCatalog, Snapshot]:
         line.append(follow(line[-1], messages=1, stack=first.stack, own_layers=0))
         entry = ended_entry(line[-2], snapshot=line[-1].id, number=n)
         rows.append(SnapshotRow(line[-1], (Message("user", f"{n}"),), None, (entry,), {"n": n}))
-    catalog.restore_rows([image], [replace(trajectory, head=line[-1].id, began=first.id)], rows)
+    catalog.others.restore([image], [replace(trajectory, head=line[-1].id, began=first.id)], rows)
     return catalog, line[-1]
 
 
 def costs(catalog: SqliteCatalog, head: Snapshot) -> dict[str, int]:
     """What the everyday things cost there, in steps."""
-    back = catalog.snapshots(head.trajectory, 3)[0]
+    back = catalog.snapshots.of_trajectory(head.trajectory, 3)[0]
     found: dict[str, int] = {}
-    fence = catalog.draw_fence(head.trajectory)
+    fence = catalog.trajectories.draw_fence(head.trajectory)
     intents = [make_entry(head) for _ in range(2)]
     ends = [Ended(entry.id, CallStatus.DONE, 5, "result") for entry in intents]
     made: list[Snapshot] = [head]
@@ -459,25 +459,27 @@ def costs(catalog: SqliteCatalog, head: Snapshot) -> dict[str, int]:
     def commit(*texts: str, **fields: Any) -> None:
         made.append(committed(catalog, made[-1], *texts, stack=head.stack, own_layers=0, **fields))
 
-    found["draw_fence"] = steps(catalog, lambda: catalog.draw_fence(head.trajectory))
+    found["draw_fence"] = steps(catalog, lambda: catalog.trajectories.draw_fence(head.trajectory))
     fence += 1
-    found["begin"] = steps(catalog, lambda: catalog.begin_entry(head.trajectory, intents[0], fence=fence))
-    catalog.begin_entry(head.trajectory, intents[1])
-    found["end"] = steps(catalog, lambda: catalog.end_entry(head.trajectory, ends[0]))
-    found["unbound"] = steps(catalog, lambda: catalog.unbound(head.trajectory))
+    found["begin"] = steps(catalog, lambda: catalog.journal.begin(head.trajectory, intents[0], fence=fence))
+    catalog.journal.begin(head.trajectory, intents[1])
+    found["end"] = steps(catalog, lambda: catalog.journal.end(head.trajectory, ends[0]))
+    found["unbound"] = steps(catalog, lambda: catalog.journal.unbound(head.trajectory))
     found["commit"] = steps(
         catalog, lambda: commit("one", ended=ends[1], entries=[ended_entry(head)], saved={"new": 1}, fence=fence)
     )
     found["rewind"] = steps(catalog, lambda: commit("two", after=back, keep=back.messages - 1))
     found["commit after it"] = steps(catalog, lambda: commit("three"))
-    for own in (catalog.own_messages, catalog.own_entries, catalog.own_state):
+    for own in (catalog.conversations.own, catalog.journal.own, catalog.conversations.own_state):
         found[own.__name__] = steps(catalog, lambda own=own: own(made[1].id))  # type: ignore[misc]
-    found["state"] = steps(catalog, lambda: catalog.state(head.id))
-    found["find"] = steps(catalog, lambda: (catalog.entry(intents[0].id), catalog.find_entry(intents[0].id[:12])))
-    found["last of the conversation"] = steps(
-        catalog, lambda: list(catalog.conversation(made[-1].id, made[-1].messages - 3))
+    found["state"] = steps(catalog, lambda: catalog.conversations.state(head.id))
+    found["find"] = steps(
+        catalog, lambda: (catalog.journal.get(intents[0].id), catalog.journal.find(intents[0].id[:12]))
     )
-    found["last of the journal"] = steps(catalog, lambda: list(catalog.journal(made[1].id, back.id)))
+    found["last of the conversation"] = steps(
+        catalog, lambda: list(catalog.conversations.read(made[-1].id, made[-1].messages - 3))
+    )
+    found["last of the journal"] = steps(catalog, lambda: list(catalog.journal.read(made[1].id, back.id)))
     return found
 
 

@@ -37,18 +37,18 @@ def fill(catalog: Catalog) -> None:
     catalog.set_meta("fact", "value")
     trajectory, first = started(catalog, "origin")
     head = committed(catalog, first, ODD, "b", entries=[ended_entry(first, name=ODD)], saved={"text": ODD})
-    catalog.tag(head.id, "best")
-    catalog.add_trajectories([(fork(head, trajectory, "branch"), None)])
-    catalog.begin_entry(trajectory.id, make_entry(head, name=ODD))
+    catalog.refs.tag(head.id, "best")
+    catalog.trajectories.add([(fork(head, trajectory, "branch"), None)])
+    catalog.journal.begin(trajectory.id, make_entry(head, name=ODD))
     catalog.approvals.add(make_approval(head, tool=ODD))
     catalog.compensations.begin(Compensation(head.call.id, trajectory.id, None, 1, None, None, ODD))
     catalog.values.put("tenant", "space", ODD, {"text": ODD}, now_ns=1)
     catalog.requests.add(RequestKey("key", "digest", 1), [head.id])
-    catalog.set_state([head.id], SnapshotState.LOST)
+    catalog.snapshots.set_state([head.id], SnapshotState.LOST)
     damaged = committed(catalog, head, call=make_call(output=BlobID("f" * 64)))
     assert damaged.call.output is not None
-    catalog.set_state([damaged.id], SnapshotState.LOST)
-    catalog.forget_outputs({damaged.call.output: 3})
+    catalog.snapshots.set_state([damaged.id], SnapshotState.LOST)
+    catalog.snapshots.forget_outputs({damaged.call.output: 3})
     catalog.experiments.add(
         Experiment("e" * 32, "trial", head.id, 1, "d" * 64, {"a": [1, 2.5]}, ODD),
         [ExperimentBranch("label", 0, "queued")],
@@ -61,33 +61,54 @@ def fill(catalog: Catalog) -> None:
     reused = make_call(id=done.id, arguments=done.arguments)
     committed(catalog, damaged, entries=[asked, done], call=reused, warnings=(ODD,), refused=("host",))
     gone, _ = started(catalog, "gone")
-    catalog.remove_trajectory(gone.id)
+    catalog.trajectories.remove(gone.id)
     for _ in World(catalog, random.Random(1)).grow(60):
         pass
 
 
 def seen(catalog: Catalog) -> list[Any]:
     """All that a catalog says."""
-    found: list[Any] = [catalog.images.list(), catalog.trajectories(), catalog.tags(), catalog.approvals.list()]
-    everything = list(catalog.all_snapshots())
+    found: list[Any] = [
+        catalog.images.list(),
+        catalog.trajectories.list(),
+        catalog.refs.tags(),
+        catalog.approvals.list(),
+    ]
+    everything = list(catalog.snapshots.all())
     ids = [snapshot.id for snapshot in everything]
     for snapshot in everything:
-        found += [snapshot, catalog.resolve_snapshot(snapshot.id[:20]), catalog.state(snapshot.id)]
-        found += [list(catalog.conversation(snapshot.id)), list(catalog.conversation(snapshot.id, 1))]
-        found += [catalog.own_messages(snapshot.id), catalog.own_entries(snapshot.id), catalog.own_state(snapshot.id)]
-        found += [list(catalog.journal(snapshot.id)), list(catalog.journal(snapshot.id, ids[0]))]
-        found += [catalog.left_running(snapshot.id), catalog.record(snapshot.id)]
+        found += [snapshot, catalog.refs.find_snapshot(snapshot.id[:20]), catalog.conversations.state(snapshot.id)]
+        found += [list(catalog.conversations.read(snapshot.id)), list(catalog.conversations.read(snapshot.id, 1))]
+        found += [
+            catalog.conversations.own(snapshot.id),
+            catalog.journal.own(snapshot.id),
+            catalog.conversations.own_state(snapshot.id),
+        ]
+        found += [list(catalog.journal.read(snapshot.id)), list(catalog.journal.read(snapshot.id, ids[0]))]
+        found += [catalog.journal.left_running(snapshot.id), catalog.snapshots.record(snapshot.id)]
         found += [catalog.compensations.get(snapshot.call.id)]
         found += [catalog.approvals.of_entry(snapshot.trajectory, snapshot.call.id)]
-        found += [catalog.find_entry(entry.id[:20]) for entry in catalog.own_entries(snapshot.id)]
-    for line in catalog.trajectories():
-        found += [catalog.unbound(line.id), catalog.snapshots(line.id, 3, before=4), catalog.count_snapshots(line.id)]
-        found += [catalog.resolve_trajectory(line.id[:20]), catalog.trajectories(line.status)]
+        found += [catalog.journal.find(entry.id[:20]) for entry in catalog.journal.own(snapshot.id)]
+    for line in catalog.trajectories.list():
+        found += [
+            catalog.journal.unbound(line.id),
+            catalog.snapshots.of_trajectory(line.id, 3, before=4),
+            catalog.snapshots.count(line.id),
+        ]
+        found += [catalog.refs.find_trajectory(line.id[:20]), catalog.trajectories.list(line.status)]
     with as_tenant("acme"):
-        found += [[outcome(catalog.resolve_snapshot, snapshot.id[:20]) for snapshot in everything]]
-    found += [sorted(catalog.trajectories_of("acme")), sorted(catalog.trajectories_of("default"))]
-    found += [catalog.get_snapshots(ids), catalog.unstored(), sorted(catalog.referenced_layers())]
-    found += [sorted(catalog.unstored_blobs()), sorted(catalog.referenced_records()), catalog.get_meta("fact")]
+        found += [[outcome(catalog.refs.find_snapshot, snapshot.id[:20]) for snapshot in everything]]
+    found += [sorted(catalog.trajectories.of_tenant("acme")), sorted(catalog.trajectories.of_tenant("default"))]
+    found += [
+        catalog.snapshots.get_many(ids),
+        catalog.snapshots.unstored(),
+        sorted(catalog.snapshots.referenced_layers()),
+    ]
+    found += [
+        sorted(catalog.snapshots.unstored_blobs()),
+        sorted(catalog.snapshots.referenced_records()),
+        catalog.get_meta("fact"),
+    ]
     found += [
         catalog.figures.totals(),
         catalog.figures.facts(ids),
@@ -95,7 +116,7 @@ def seen(catalog: Catalog) -> list[Any]:
         catalog.figures.states(),
     ]
     found += [catalog.values.search("tenant", "space", now_ns=2), catalog.values.history("tenant", "space", ODD)]
-    found += [catalog.requests.find(RequestKey("key", "digest", 1)), catalog.removed_trajectories()]
+    found += [catalog.requests.find(RequestKey("key", "digest", 1)), catalog.trajectories.removed()]
     found += [catalog.experiments.list(), catalog.experiments.branches("trial"), catalog.experiments.files("trial")]
     return found
 
@@ -131,11 +152,11 @@ def test_a_catalog_goes_into_a_server_and_back(tmp_path: Path, old: Path, postgr
         assert seen(first) == seen(second) == seen(third)
         assert third.problems() == []
         for catalog in (second, third):  # rows that come later are numbered behind those that came
-            newest = list(catalog.all_snapshots())[-1]
+            newest = list(catalog.snapshots.all())[-1]
             trajectory, begun = started(catalog, "later")
             committed(catalog, begun, "c")
-            assert [one.id for one in catalog.trajectories()][-1] == trajectory.id
-            assert catalog.get_snapshot(newest.id) == newest
+            assert [one.id for one in catalog.trajectories.list()][-1] == trajectory.id
+            assert catalog.snapshots.get(newest.id) == newest
     assert sorted(path.name for path in tmp_path.iterdir() if "migrating" in path.name) == []
 
 
@@ -145,7 +166,7 @@ def test_a_target_that_has_something_is_left_alone(tmp_path: Path, old: Path, po
         with pytest.raises(Conflict, match="not empty"):
             migrate_catalog(tmp_path, str(old), postgres_url, str)
         assert catalog.get_meta("a") == "b"
-        assert catalog.trajectories() == []
+        assert catalog.trajectories.list() == []
     before = old.read_bytes()
     with pytest.raises(Conflict, match="is there already"):
         migrate_catalog(tmp_path, postgres_url, str(old), str)

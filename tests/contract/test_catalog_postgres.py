@@ -107,8 +107,8 @@ def test_of_two_that_move_one_head_one_does(postgres_url: str) -> None:
         for thread in threads:
             thread.join()
         assert (len(done), len(failed)) == (1, 9)
-        assert other.get_trajectory(trajectory.id).head == done[0].id
-        fence = other.draw_fence(trajectory.id)
+        assert other.trajectories.get(trajectory.id).head == done[0].id
+        fence = other.trajectories.draw_fence(trajectory.id)
         with pytest.raises(Conflict, match=f"under fence {fence - 1}"):
             committed(one, done[0], fence=fence - 1)
         committed(other, done[0], fence=fence)
@@ -143,7 +143,7 @@ def test_numbers_are_the_order_in_which_commits_are_seen(postgres_url: str) -> N
             thread.join()
         ended.set()
         watcher.join()
-        assert seen == [one.id for one in catalogs[0].all_snapshots()]
+        assert seen == [one.id for one in catalogs[0].snapshots.all()]
         assert len(seen) == 104
 
 
@@ -191,15 +191,15 @@ def test_several_methods_are_one_transaction(postgres_url: str, alone: bool) -> 
             head = committed(one, first)
             with pytest.raises(Conflict):  # it is undone by itself
                 committed(one, first)
-            assert one.get_trajectory(trajectory.id).head == head.id
-            assert other.get_trajectory(trajectory.id).head == first.id
+            assert one.trajectories.get(trajectory.id).head == head.id
+            assert other.trajectories.get(trajectory.id).head == first.id
             assert other.get_meta("a") is None
-        assert other.get_trajectory(trajectory.id).head == head.id
+        assert other.trajectories.get(trajectory.id).head == head.id
         assert other.get_meta("a") == "b"
         with pytest.raises(ZeroDivisionError), one.database.transaction(alone=alone, nests=True):  # noqa: PT012
             committed(one, head)
             raise ZeroDivisionError
-        assert other.get_trajectory(trajectory.id).head == head.id
+        assert other.trajectories.get(trajectory.id).head == head.id
 
 
 def test_more_threads_than_connections_wait(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ def test_no_statement_of_a_commit_or_lookup_scans(postgres_url: str, tmp_path: P
             )
             entry = ended_entry(line[-2], snapshot=line[-1].id, number=n)
             rows.append(SnapshotRow(line[-1], (Message("user", f"{n}"),), RecordID("2" * 64), (entry,), {"n": n}))
-        made.restore_rows([image], [replace(trajectory, head=line[-1].id, began=first.id)], rows)
+        made.others.restore([image], [replace(trajectory, head=line[-1].id, began=first.id)], rows)
     migrate(str(path), postgres_url, str, lambda _: nullcontext())
     head = line[-1]
     with closing(PostgresCatalog(postgres_url)) as catalog:
@@ -255,20 +255,24 @@ def test_no_statement_of_a_commit_or_lookup_scans(postgres_url: str, tmp_path: P
 
         open_entry = make_entry(head)
         actions: dict[str, Callable[[], object]] = {
-            "begin": lambda: catalog.begin_entry(trajectory.id, open_entry),
-            "unbound": lambda: catalog.unbound(trajectory.id),
+            "begin": lambda: catalog.journal.begin(trajectory.id, open_entry),
+            "unbound": lambda: catalog.journal.unbound(trajectory.id),
             "commit": lambda: committed(catalog, head, "new", ended=Ended(open_entry.id, CallStatus.DONE, 5, "result")),
-            "fence": lambda: catalog.draw_fence(trajectory.id),
-            "prefix": lambda: catalog.resolve_snapshot(head.id[:12]),
-            "name": lambda: catalog.resolve_trajectory("long"),
-            "some": lambda: catalog.get_snapshots([one.id for one in line[5:25]]),
-            "newest": lambda: catalog.snapshots(trajectory.id, 50),
-            "messages": lambda: list(catalog.conversation(head.id, 2990)),
-            "journal": lambda: list(catalog.journal(head.id, line[-5].id)),
-            "own": lambda: (catalog.own_entries(head.id), catalog.own_messages(head.id), catalog.own_state(head.id)),
+            "fence": lambda: catalog.trajectories.draw_fence(trajectory.id),
+            "prefix": lambda: catalog.refs.find_snapshot(head.id[:12]),
+            "name": lambda: catalog.refs.find_trajectory("long"),
+            "some": lambda: catalog.snapshots.get_many([one.id for one in line[5:25]]),
+            "newest": lambda: catalog.snapshots.of_trajectory(trajectory.id, 50),
+            "messages": lambda: list(catalog.conversations.read(head.id, 2990)),
+            "journal": lambda: list(catalog.journal.read(head.id, line[-5].id)),
+            "own": lambda: (
+                catalog.journal.own(head.id),
+                catalog.conversations.own(head.id),
+                catalog.conversations.own_state(head.id),
+            ),
             "figures": lambda: catalog.figures.facts([one.id for one in line[5:25]]),
-            "tag": lambda: catalog.tag(head.id, "tag"),
-            "unstored": lambda: (catalog.unstored(), catalog.unstored_blobs()),
+            "tag": lambda: catalog.refs.tag(head.id, "tag"),
+            "unstored": lambda: (catalog.snapshots.unstored(), catalog.snapshots.unstored_blobs()),
         }
         assert scanned(lambda: catalog.database.read("SELECT sum(seq) FROM snapshots")) > 3000, "rows are counted"
         costs = {name: scanned(action) for name, action in actions.items()}
@@ -290,11 +294,11 @@ def test_a_server_that_was_started_again_is_no_error(own_server: PostgresServer)
         _, head = started(catalog)
         own_server.stop()
         with pytest.raises(Unavailable, match="does not answer"):
-            catalog.get_snapshot(head.id)
+            catalog.snapshots.get(head.id)
         with pytest.raises(Unavailable, match="does not answer"):
             catalog.set_meta("a", "b")
         own_server.start()
-        assert catalog.get_snapshot(head.id) == head
+        assert catalog.snapshots.get(head.id) == head
         head = committed(catalog, head, "on")
         own_server.stop()
         own_server.start()
@@ -400,7 +404,7 @@ def test_a_commit_whose_answer_is_lost_was_made(proxy: CuttingProxy) -> None:
         proxy.cut = "after"
         new = committed(catalog, head)
         proxy.cut = None
-        assert catalog.get_snapshot(new.id) == new
+        assert catalog.snapshots.get(new.id) == new
         committed(catalog, new)
 
 
@@ -411,7 +415,7 @@ def test_a_commit_that_did_not_arrive_was_not_made(proxy: CuttingProxy) -> None:
         with pytest.raises(Unavailable, match="does not answer"):
             committed(catalog, head)
         proxy.cut = None
-        assert catalog.get_trajectory(trajectory.id).head == head.id
+        assert catalog.trajectories.get(trajectory.id).head == head.id
         committed(catalog, head)
 
 
@@ -422,7 +426,7 @@ def test_a_commit_whose_outcome_nobody_can_say_is_called_so(proxy: CuttingProxy)
         with pytest.raises(Unavailable, match="not known whether"):
             committed(catalog, head)
         proxy.cut, proxy.refuses = None, False
-        assert len(catalog.snapshots(head.trajectory)) == 2
+        assert len(catalog.snapshots.of_trajectory(head.trajectory)) == 2
 
 
 CHILD = """
@@ -454,16 +458,16 @@ def test_a_kill_in_the_midst_of_commits_leaves_whole_ones(own_server: PostgresSe
         if victim == "server":
             own_server.start()
         with closing(PostgresCatalog(own_server.url)) as catalog:
-            line = catalog.resolve_trajectory("line")
-            there = catalog.snapshots(line.id)
+            line = catalog.refs.find_trajectory("line")
+            there = catalog.snapshots.of_trajectory(line.id)
             ids = [one.id for one in there[1:]]
             assert ids[: len(said) - 1] == said[1:]
             assert len(ids) - len(said[1:]) in (0, 1)
             assert line.head == there[-1].id
-            assert [message.content for message in catalog.conversation(line.head)] == ["a", "b"] * len(ids)
+            assert [message.content for message in catalog.conversations.read(line.head)] == ["a", "b"] * len(ids)
             assert catalog.problems() == []
             committed(catalog, there[-1])
-            catalog.remove_trajectory(line.id)
+            catalog.trajectories.remove(line.id)
 
 
 @pytest.mark.parametrize("time", [1, 2, 3])

@@ -20,16 +20,15 @@ from hypothesis import strategies as st
 from snapshotd.errors import DataLoss, OutOfSpace, VersionMismatch
 from snapshotd.kernel import files
 from snapshotd.repo import spool_format as blob_format
-from snapshotd.repo.base import Spool
-from snapshotd.repo.spool import FileSpool
+from snapshotd.repo.spool import Spool
 from snapshotd.types import BlobID
 from tests import long
 from tests.contracts.spool import CHECKS, load
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Iterator[FileSpool]:
-    opened = FileSpool(tmp_path / "repo")
+def repository(tmp_path: Path) -> Iterator[Spool]:
+    opened = Spool(tmp_path / "repo")
     yield opened
     opened.flush()
     opened.close()
@@ -37,12 +36,12 @@ def repository(tmp_path: Path) -> Iterator[FileSpool]:
     assert os.listdir(tmp_path / "repo" / "tmp") == []
 
 
-def path_of(repository: FileSpool, blob_id: BlobID) -> Path:
+def path_of(repository: Spool, blob_id: BlobID) -> Path:
     return repository.directory / "blobs" / blob_id[:2] / blob_id
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_contract(check: Callable[[Spool], None], repository: FileSpool) -> None:
+def test_contract(check: Callable[[Spool], None], repository: Spool) -> None:
     before = len(os.listdir("/proc/self/fd"))
     check(repository)
     repository.flush()
@@ -50,17 +49,17 @@ def test_contract(check: Callable[[Spool], None], repository: FileSpool) -> None
 
 
 def test_blobs_are_there_after_reopening(tmp_path: Path) -> None:
-    first = FileSpool(tmp_path / "repo")
+    first = Spool(tmp_path / "repo")
     blob_id = first.save_blob(b"kept")
     first.close()
-    again = FileSpool(tmp_path / "repo")
+    again = Spool(tmp_path / "repo")
     assert load(again, blob_id) == b"kept"
     assert again.save_blob(b"kept") == blob_id
     again.close()
 
 
 def test_ids_differ_between_repositories(tmp_path: Path) -> None:
-    one, two = FileSpool(tmp_path / "one"), FileSpool(tmp_path / "two")
+    one, two = Spool(tmp_path / "one"), Spool(tmp_path / "two")
     assert one.save_blob(b"same") != two.save_blob(b"same")
     one.close()
     two.close()
@@ -69,7 +68,7 @@ def test_ids_differ_between_repositories(tmp_path: Path) -> None:
 def test_nobody_else_can_read_it(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
-        repository = FileSpool(tmp_path / "repo")
+        repository = Spool(tmp_path / "repo")
         blob_id = repository.save_blob(b"secret")
     finally:
         os.umask(old)
@@ -80,16 +79,16 @@ def test_nobody_else_can_read_it(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:
-    repository = FileSpool(tmp_path / "repo")
+    repository = Spool(tmp_path / "repo")
     repository.writer().write(os.urandom(1 << 18))  # never saved
     assert len(os.listdir(tmp_path / "repo" / "tmp")) == 1
     repository.close()
-    FileSpool(tmp_path / "repo").close()
+    Spool(tmp_path / "repo").close()
     assert os.listdir(tmp_path / "repo" / "tmp") == []
 
 
 def test_a_closed_repository_touches_nothing(tmp_path: Path) -> None:
-    repository = FileSpool(tmp_path / "repo")
+    repository = Spool(tmp_path / "repo")
     blob_id = repository.save_blob(b"kept")
     repository.close()
     fd = os.open(tmp_path, os.O_RDONLY)  # likely gets a number that the repository had
@@ -106,20 +105,20 @@ def test_a_closed_repository_touches_nothing(tmp_path: Path) -> None:
 
 
 def test_a_damaged_or_missing_key_is_found_at_open(tmp_path: Path) -> None:
-    FileSpool(tmp_path / "repo").close()
+    Spool(tmp_path / "repo").close()
     key = tmp_path / "repo" / "key"
     good = key.read_bytes()
     for position in range(len(good)):
         key.write_bytes(good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
         with pytest.raises(DataLoss, match="repo/key"):
-            FileSpool(tmp_path / "repo")
+            Spool(tmp_path / "repo")
     for data in (b"", good[:-1], good + b"\0"):
         key.write_bytes(data)
         with pytest.raises(DataLoss, match="repo/key"):
-            FileSpool(tmp_path / "repo")
+            Spool(tmp_path / "repo")
     key.unlink()
     with pytest.raises(DataLoss, match="missing"):
-        FileSpool(tmp_path / "repo")
+        Spool(tmp_path / "repo")
     assert not key.exists()
 
 
@@ -162,7 +161,7 @@ def damaged(data: bytes, kind: str, where: int, amount: int) -> bytes:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(content=CONTENTS, damage=DAMAGE)
-def test_damage_never_passes(repository: FileSpool, content: bytes, damage: tuple[str, int, int]) -> None:
+def test_damage_never_passes(repository: Spool, content: bytes, damage: tuple[str, int, int]) -> None:
     blob_id = repository.save_blob(content)
     path = path_of(repository, blob_id)
     good = path.read_bytes()
@@ -184,14 +183,14 @@ def test_damage_never_passes(repository: FileSpool, content: bytes, damage: tupl
     repository.remove(blob_id)
 
 
-def test_a_blob_under_anothers_name_is_found(repository: FileSpool) -> None:
+def test_a_blob_under_anothers_name_is_found(repository: Spool) -> None:
     one, two = repository.save_blob(b"one"), repository.save_blob(b"two")
     path_of(repository, one).write_bytes(path_of(repository, two).read_bytes())
     with pytest.raises(DataLoss, match="another"):
         load(repository, one)
 
 
-def forge(repository: FileSpool, frame: bytes, plain_bytes: int, *, version: int = 1) -> BlobID:
+def forge(repository: Spool, frame: bytes, plain_bytes: int, *, version: int = 1) -> BlobID:
     """A blob file with valid checksums around any frame."""
     blob_id = repository.save_blob(b"to be replaced")
     fields = struct.pack(
@@ -201,7 +200,7 @@ def forge(repository: FileSpool, frame: bytes, plain_bytes: int, *, version: int
     return blob_id
 
 
-def test_the_frame_has_its_own_checksum(repository: FileSpool) -> None:
+def test_the_frame_has_its_own_checksum(repository: Spool) -> None:
     """Right content in other bytes than were written is damage too: the two checks do not rest on each other."""
     content = b"some text " * 1000
     blob_id = repository.save_blob(content)
@@ -213,13 +212,13 @@ def test_the_frame_has_its_own_checksum(repository: FileSpool) -> None:
         load(repository, blob_id)
 
 
-def test_a_newer_format_is_refused(repository: FileSpool) -> None:
+def test_a_newer_format_is_refused(repository: Spool) -> None:
     blob_id = forge(repository, b"whatever", 8, version=2)
     with pytest.raises(VersionMismatch, match="newer snapshotd"):
         load(repository, blob_id)
 
 
-def test_a_bomb_is_not_unpacked(repository: FileSpool) -> None:
+def test_a_bomb_is_not_unpacked(repository: Spool) -> None:
     bomb = zstandard.ZstdCompressor().compress(bytes(1 << 30))
     blob_id = forge(repository, bomb, 5)
     got = 0
@@ -229,7 +228,7 @@ def test_a_bomb_is_not_unpacked(repository: FileSpool) -> None:
     assert got == 0
 
 
-def test_a_frame_that_needs_much_memory_is_refused(repository: FileSpool) -> None:
+def test_a_frame_that_needs_much_memory_is_refused(repository: Spool) -> None:
     parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=27)
     frame = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     data = frame.compress(b"x" * 1000) + frame.flush()
@@ -243,8 +242,8 @@ def test_memory_does_not_grow_with_the_blob(tmp_path: Path) -> None:
     code = """
 import os, resource, sys
 from pathlib import Path
-from snapshotd.repo.spool import FileSpool
-repository = FileSpool(Path(sys.argv[1]))
+from snapshotd.repo.spool import Spool
+repository = Spool(Path(sys.argv[1]))
 big = bytes(100 << 20)
 noise = os.urandom(1 << 20)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -263,7 +262,7 @@ repository.close()
 
 
 def test_a_full_disk_leaves_nothing(small_disk: Path) -> None:
-    repository = FileSpool(small_disk / "repo")
+    repository = Spool(small_disk / "repo")
     kept = repository.save_blob(os.urandom(100_000))
     used = os.statvfs(small_disk).f_bfree
     for _ in range(3):
@@ -280,7 +279,7 @@ def test_a_full_disk_leaves_nothing(small_disk: Path) -> None:
 
 def test_a_disk_that_fills_at_the_very_end_leaves_nothing(small_disk: Path) -> None:
     """The frame of a small blob is written by `save`, where the disk is full already."""
-    repository = FileSpool(small_disk / "repo")
+    repository = Spool(small_disk / "repo")
     writer = repository.writer()
     writer.write(os.urandom(60_000))
     with pytest.raises(OSError, match="No space"), (small_disk / "filler").open("wb", buffering=0) as filler:  # noqa: PT012
@@ -295,7 +294,7 @@ def test_a_disk_that_fills_at_the_very_end_leaves_nothing(small_disk: Path) -> N
 
 @pytest.mark.parametrize("count", [1, 5, 40])
 def test_a_failed_flush_is_never_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    repository = FileSpool(tmp_path / "repo")
+    repository = Spool(tmp_path / "repo")
     repository.flush()
     ids = [repository.save_blob(b"%d" % number) for number in range(count)]
 
@@ -328,7 +327,7 @@ def test_a_flush_syncs_each_new_file_once_and_its_directories(tmp_path: Path, mo
 
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(files, "sync_filesystem", sync_all)
-    repository = FileSpool(tmp_path / "repo")
+    repository = Spool(tmp_path / "repo")
     repository.flush()
     assert len(whole) == 1  # what an earlier process may have left
     synced.clear()
@@ -347,7 +346,7 @@ def test_a_flush_syncs_each_new_file_once_and_its_directories(tmp_path: Path, mo
     repository.close()
 
 
-def test_header_is_as_documented(repository: FileSpool) -> None:
+def test_header_is_as_documented(repository: Spool) -> None:
     blob_id = repository.save_blob(b"x" * 1000)
     data = path_of(repository, blob_id).read_bytes()
     assert data[:16] == b"snapblob\x01\x00\x01\x00\x00\x00\x00\x00"
@@ -359,12 +358,12 @@ def test_header_is_as_documented(repository: FileSpool) -> None:
 _KEEPS = """
 import os, sys
 from pathlib import Path
-from snapshotd.repo.spool import FileSpool
+from snapshotd.repo.spool import Spool
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
-spool = FileSpool(Path(sys.argv[1]))
+spool = Spool(Path(sys.argv[1]))
 def saved(number):
     writer = spool.writer()
     writer.write(os.urandom(500) * (int(sys.argv[2]) // 500) + b"%d" % number)

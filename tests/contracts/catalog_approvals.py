@@ -121,21 +121,21 @@ def they_go_with_their_trajectory(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
     second = committed(catalog, first)
     child = fork(second, trajectory)
-    catalog.add_trajectories([(child, None)])
+    catalog.trajectories.add([(child, None)])
     call = CallID(new_id())
     asked = make_approval(second, trajectory=child.id)
     catalog.approvals.add(asked)
     inherited = make_entry(first)
-    catalog.begin_entry(trajectory.id, inherited)
+    catalog.journal.begin(trajectory.id, inherited)
     for made_up_for in (call, inherited.id):
         catalog.compensations.begin(Compensation(made_up_for, child.id, None, 5))
     kept = make_approval(second)
     catalog.approvals.add(kept)
-    catalog.remove_trajectory(child.id)
+    catalog.trajectories.remove(child.id)
     assert catalog.approvals.list() == [kept]
     assert catalog.compensations.get(call) is None
     assert catalog.compensations.get(inherited.id) == Compensation(inherited.id, trajectory.id, None, 5)
-    catalog.remove_trajectory(trajectory.id)
+    catalog.trajectories.remove(trajectory.id)
     assert catalog.compensations.get(inherited.id) is None
     assert catalog.approvals.list() == []
 

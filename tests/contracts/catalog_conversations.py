@@ -16,17 +16,17 @@ def a_fork_goes_on_from_its_origin(catalog: Catalog) -> None:
     second = committed(catalog, first, "1", "2")
     third = committed(catalog, second, "3")
     forks = [fork(second, trajectory, f"fork-{n}", experiment=ExperimentID("e" * 32)) for n in range(2)]
-    catalog.add_trajectories([(one, None) for one in forks])
-    assert catalog.get_trajectory(forks[0].id) == forks[0]
-    assert catalog.snapshots(forks[0].id) == []
+    catalog.trajectories.add([(one, None) for one in forks])
+    assert catalog.trajectories.get(forks[0].id) == forks[0]
+    assert catalog.snapshots.of_trajectory(forks[0].id) == []
     own = committed(catalog, second, "A", trajectory=forks[0].id)
     later = committed(catalog, own, "B", "C")
     deeper = fork(own, forks[0])
-    catalog.add_trajectories([(deeper, None)])
+    catalog.trajectories.add([(deeper, None)])
     deepest = committed(catalog, own, "X", trajectory=deeper.id)
 
     def said(snapshot_id: SnapshotID) -> str:
-        return "".join(message.content for message in catalog.conversation(snapshot_id))
+        return "".join(message.content for message in catalog.conversations.read(snapshot_id))
 
     assert [said(one.id) for one in (first, second, third, own, later, deepest)] == [
         "",
@@ -36,10 +36,10 @@ def a_fork_goes_on_from_its_origin(catalog: Catalog) -> None:
         "12ABC",
         "12AX",
     ]
-    assert catalog.snapshots(forks[0].id) == [own, later]
-    assert catalog.snapshots(trajectory.id) == [first, second, third]
-    assert catalog.get_trajectory(forks[1].id).head == second.id
-    refuses(NotFound, catalog.conversation, SnapshotID(new_id()))
+    assert catalog.snapshots.of_trajectory(forks[0].id) == [own, later]
+    assert catalog.snapshots.of_trajectory(trajectory.id) == [first, second, third]
+    assert catalog.trajectories.get(forks[1].id).head == second.id
+    refuses(NotFound, catalog.conversations.read, SnapshotID(new_id()))
 
 
 def own_messages_are_those_a_snapshot_added(catalog: Catalog) -> None:
@@ -48,15 +48,15 @@ def own_messages_are_those_a_snapshot_added(catalog: Catalog) -> None:
     third = committed(catalog, second)
     fourth = committed(catalog, third, "3")
     child = fork(second, trajectory)
-    catalog.add_trajectories([(child, None)])
+    catalog.trajectories.add([(child, None)])
     own = committed(catalog, second, "A", "B", "C", trajectory=child.id)
     later = committed(catalog, own, "D")
 
     def said(snapshot: Snapshot) -> str:
-        return "".join(message.content for message in catalog.own_messages(snapshot.id))
+        return "".join(message.content for message in catalog.conversations.own(snapshot.id))
 
     assert [said(one) for one in (first, second, third, fourth, own, later)] == ["", "12", "", "3", "ABC", "D"]
-    refuses(NotFound, catalog.own_messages, SnapshotID(new_id()))
+    refuses(NotFound, catalog.conversations.own, SnapshotID(new_id()))
 
 
 def long_conversations_stream(catalog: Catalog) -> None:
@@ -66,7 +66,7 @@ def long_conversations_stream(catalog: Catalog) -> None:
         texts = [f"{batch}:{n} " + "x" * (100_000 if batch == 7 else 10) for n in range(50)]
         head = committed(catalog, head, *texts)
         total += len(texts)
-    stream = catalog.conversation(head.id)
+    stream = catalog.conversations.read(head.id)
     assert next(stream).content.startswith("0:0 ")
     committed(catalog, head, "a later one is not part of it")  # writing goes on while somebody reads
     assert sum(1 for _ in stream) == total - 1
@@ -75,9 +75,9 @@ def long_conversations_stream(catalog: Catalog) -> None:
 def a_trajectory_removed_while_it_is_read_is_not_cut_short(catalog: Catalog) -> None:
     trajectory, head = started(catalog)
     head = committed(catalog, head, *("x" * 10_000 for _ in range(1000)))
-    stream = catalog.conversation(head.id)
+    stream = catalog.conversations.read(head.id)
     next(stream)
-    catalog.remove_trajectory(trajectory.id)
+    catalog.trajectories.remove(trajectory.id)
     refuses(NotFound, list, stream)
 
 
@@ -91,10 +91,10 @@ def a_conversation_can_go_back(catalog: Catalog) -> None:
     last = committed(catalog, empty, "D", "E")
 
     def said(snapshot: Snapshot, start: int = 0) -> str:
-        return "".join(message.content for message in catalog.conversation(snapshot.id, start))
+        return "".join(message.content for message in catalog.conversations.read(snapshot.id, start))
 
     def own(snapshot: Snapshot) -> str:
-        return "".join(message.content for message in catalog.own_messages(snapshot.id))
+        return "".join(message.content for message in catalog.conversations.own(snapshot.id))
 
     line = [first, second, third, back, further, empty, last]
     assert [said(one) for one in line] == ["", "123", "1234", "12B", "1C", "", "DE"]

@@ -14,7 +14,7 @@ NONE = ModelUse()
 
 def own_snapshots_are_added_up(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
-    catalog.set_files(first.id, FileChanges(1, 0, 0, 10))
+    catalog.snapshots.set_files(first.id, FileChanges(1, 0, 0, 10))
     layers = tuple(LayerID(new_id()) for _ in range(3))
     stack = Stack(first.stack.image, layers)
     usage = {"input_tokens": 100, "output_tokens": 7, "cached_tokens": 50, "cost_usd": 0.25}
@@ -30,13 +30,13 @@ def own_snapshots_are_added_up(catalog: Catalog) -> None:
     total = catalog.figures.totals()[trajectory.id]
     assert (total.snapshots, total.newest, total.file_bytes, total.model) == (2, second.id, 10, model)
     assert list(total.layers) == list(layers[:2])
-    catalog.set_files(second.id, FileChanges(0, 1, 0, 5))
+    catalog.snapshots.set_files(second.id, FileChanges(0, 1, 0, 5))
     assert catalog.figures.totals()[trajectory.id].file_bytes == 15, "files are counted after the commit"
     third = committed(catalog, second, files=FileChanges(0, 0, 0, 1))
     total = catalog.figures.totals()[trajectory.id]
     assert (total.snapshots, total.newest, total.file_bytes, total.model) == (3, third.id, 16, model)
-    assert catalog.get_snapshots([first.id, third.id, first.id]) == {
-        first.id: catalog.get_snapshot(first.id),
+    assert catalog.snapshots.get_many([first.id, third.id, first.id]) == {
+        first.id: catalog.snapshots.get(first.id),
         third.id: third,
     }
 
@@ -56,7 +56,7 @@ def totals_stay_true_when_the_newest_rows_go(catalog: Catalog) -> None:
     for _ in range(5):
         last = committed(catalog, last, files=None)
     assert catalog.figures.totals()[gone.id].snapshots == 6
-    catalog.remove_trajectory(gone.id)
+    catalog.trajectories.remove(gone.id)
     for _ in range(3):
         first = committed(catalog, first, files=FileChanges(0, 0, 0, 1))
     assert {line: (sum_.snapshots, sum_.newest) for line, sum_ in catalog.figures.totals().items()} == {
@@ -67,7 +67,7 @@ def totals_stay_true_when_the_newest_rows_go(catalog: Catalog) -> None:
 def a_fork_without_steps_has_no_totals(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
     child = fork(first, trajectory)
-    catalog.add_trajectories([(child, None)])
+    catalog.trajectories.add([(child, None)])
     assert set(catalog.figures.totals()) == {trajectory.id}
     committed(catalog, first)
     assert catalog.figures.totals()[trajectory.id].snapshots == 2
@@ -108,7 +108,7 @@ def a_snapshot_has_what_its_entries_tell(catalog: Catalog) -> None:
 def snapshots_are_counted_by_state(catalog: Catalog) -> None:
     _, first = started(catalog)
     second = committed(catalog, first)
-    catalog.set_state([second.id], SnapshotState.LOST)
+    catalog.snapshots.set_state([second.id], SnapshotState.LOST)
     some = {SnapshotState.CAPTURED: 1, SnapshotState.LOST: 1}
     assert catalog.figures.states() == dict.fromkeys(SnapshotState, 0) | some
 

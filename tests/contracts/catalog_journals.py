@@ -28,7 +28,7 @@ from tests.records import begin, committed, ended_entry, follow, fork, make_call
 
 def journal(catalog: Catalog, snapshot_id: SnapshotID, since: SnapshotID | None = None) -> list[str]:
     """The names of the calls in it."""
-    return [entry.name for entry in catalog.journal(snapshot_id, since)]
+    return [entry.name for entry in catalog.journal.read(snapshot_id, since)]
 
 
 def names(entries: Sequence[JournalEntry]) -> list[str]:
@@ -42,10 +42,10 @@ def done(entry: JournalEntry, status: CallStatus = CallStatus.DONE) -> Ended:
 def an_intent_comes_back_whole_and_ends_once(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
     intent = replace(ended_entry(first), status=None, ended_at_ns=None, error=None, result=None)
-    catalog.begin_entry(trajectory.id, intent)
-    assert catalog.entry(intent.id) == intent
-    assert catalog.unbound(trajectory.id) == [intent]
-    catalog.end_entry(trajectory.id, done(intent, CallStatus.FAILED))
+    catalog.journal.begin(trajectory.id, intent)
+    assert catalog.journal.get(intent.id) == intent
+    assert catalog.journal.unbound(trajectory.id) == [intent]
+    catalog.journal.end(trajectory.id, done(intent, CallStatus.FAILED))
     ended = replace(
         intent,
         status=CallStatus.FAILED,
@@ -54,84 +54,84 @@ def an_intent_comes_back_whole_and_ends_once(catalog: Catalog) -> None:
         error="a warning",
         details={**intent.details, "cost": 1},
     )
-    assert catalog.entry(intent.id) == ended
-    assert catalog.unbound(trajectory.id) == [ended]
-    refuses(NotFound, catalog.end_entry, trajectory.id, done(intent), says=(intent.id,))
-    refuses(Conflict, catalog.begin_entry, trajectory.id, intent, says=(intent.id,))
+    assert catalog.journal.get(intent.id) == ended
+    assert catalog.journal.unbound(trajectory.id) == [ended]
+    refuses(NotFound, catalog.journal.end, trajectory.id, done(intent), says=(intent.id,))
+    refuses(Conflict, catalog.journal.begin, trajectory.id, intent, says=(intent.id,))
     whole = ended_entry(first)
-    catalog.begin_entry(trajectory.id, whole)
-    assert catalog.unbound(trajectory.id) == [ended, whole]
-    refuses(NotFound, catalog.begin_entry, TrajectoryID(new_id()), make_entry(first))
-    refuses(NotFound, catalog.entry, CallID(new_id()))
-    refuses(NotFound, catalog.unbound, TrajectoryID(new_id()))
-    refuses(UsageError, catalog.begin_entry, trajectory.id, make_entry(first, id=CallID("../x")))
-    refuses(InternalError, catalog.begin_entry, trajectory.id, make_entry(first, status=CallStatus.DONE))
+    catalog.journal.begin(trajectory.id, whole)
+    assert catalog.journal.unbound(trajectory.id) == [ended, whole]
+    refuses(NotFound, catalog.journal.begin, TrajectoryID(new_id()), make_entry(first))
+    refuses(NotFound, catalog.journal.get, CallID(new_id()))
+    refuses(NotFound, catalog.journal.unbound, TrajectoryID(new_id()))
+    refuses(UsageError, catalog.journal.begin, trajectory.id, make_entry(first, id=CallID("../x")))
+    refuses(InternalError, catalog.journal.begin, trajectory.id, make_entry(first, status=CallStatus.DONE))
 
 
 def another_trajectorys_call_cannot_be_ended(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
     other, elsewhere = started(catalog)
     entry = make_entry(first)
-    catalog.begin_entry(trajectory.id, entry)
-    refuses(NotFound, catalog.end_entry, other.id, done(entry), says=(entry.id,))
+    catalog.journal.begin(trajectory.id, entry)
+    refuses(NotFound, catalog.journal.end, other.id, done(entry), says=(entry.id,))
     refuses(NotFound, lambda: committed(catalog, elsewhere, ended=done(entry)), says=(entry.id,))
-    assert catalog.snapshots(other.id) == [elsewhere]
-    assert catalog.entry(entry.id) == entry
+    assert catalog.snapshots.of_trajectory(other.id) == [elsewhere]
+    assert catalog.journal.get(entry.id) == entry
 
 
 def entries_are_found_by_prefix(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
     for tail in "01":
-        catalog.begin_entry(trajectory.id, make_entry(first, id=CallID("abcd" + tail * 28), name=tail))
-    assert catalog.find_entry("abcd1") == (trajectory.id, catalog.entry(CallID("abcd" + "1" * 28)))
-    refuses(Ambiguous, catalog.find_entry, "abcd", says=("abcd00000000", "abcd11111111"))
-    refuses(Ambiguous, catalog.find_entry, "abc", says=("too short",))
+        catalog.journal.begin(trajectory.id, make_entry(first, id=CallID("abcd" + tail * 28), name=tail))
+    assert catalog.journal.find("abcd1") == (trajectory.id, catalog.journal.get(CallID("abcd" + "1" * 28)))
+    refuses(Ambiguous, catalog.journal.find, "abcd", says=("abcd00000000", "abcd11111111"))
+    refuses(Ambiguous, catalog.journal.find, "abc", says=("too short",))
     for ref in ("abc%", "ffff", "", "abcd\ud800"):
-        refuses(NotFound, catalog.find_entry, ref)
+        refuses(NotFound, catalog.journal.find, ref)
 
 
 def a_commit_binds_what_has_ended(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
     quick, slow, other = (make_entry(first, name=name) for name in ("quick", "slow", "other"))
     for entry in (quick, slow, other):
-        catalog.begin_entry(trajectory.id, entry)
-    catalog.end_entry(trajectory.id, done(other))
+        catalog.journal.begin(trajectory.id, entry)
+    catalog.journal.end(trajectory.id, done(other))
     entries = [ended_entry(first, name="asked", kind=EntryKind.QUESTION)]
     second = committed(
         catalog, first, ended=done(quick), entries=entries, call=make_call(id=quick.id, arguments=quick.arguments)
     )
-    assert names(catalog.own_entries(second.id)) == ["quick", "other", "asked"]
-    assert catalog.own_entries(second.id)[2] == replace(entries[0], snapshot=second.id)
-    assert catalog.entry(quick.id).arguments == quick.arguments, "whoever holds them"
-    assert names(catalog.unbound(trajectory.id)) == ["slow"]
+    assert names(catalog.journal.own(second.id)) == ["quick", "other", "asked"]
+    assert catalog.journal.own(second.id)[2] == replace(entries[0], snapshot=second.id)
+    assert catalog.journal.get(quick.id).arguments == quick.arguments, "whoever holds them"
+    assert names(catalog.journal.unbound(trajectory.id)) == ["slow"]
     third = committed(catalog, second, ended=done(slow))
-    assert catalog.unbound(trajectory.id) == []
+    assert catalog.journal.unbound(trajectory.id) == []
     assert journal(catalog, third.id) == ["quick", "slow", "other", "asked"], "in the order in which they began"
     assert journal(catalog, second.id) == ["quick", "other", "asked"]
     assert journal(catalog, third.id, second.id) == ["slow"]
     assert journal(catalog, third.id, third.id) == []
     assert journal(catalog, third.id, first.id) == journal(catalog, third.id)
-    assert (journal(catalog, first.id), catalog.own_entries(first.id)) == ([], [])
+    assert (journal(catalog, first.id), catalog.journal.own(first.id)) == ([], [])
     fourth = committed(catalog, third)
-    assert (catalog.own_entries(fourth.id), journal(catalog, fourth.id, third.id)) == ([], [])
-    for ask in (catalog.own_entries, catalog.journal):
+    assert (catalog.journal.own(fourth.id), journal(catalog, fourth.id, third.id)) == ([], [])
+    for ask in (catalog.journal.own, catalog.journal.read):
         refuses(NotFound, ask, SnapshotID(new_id()))
-    refuses(NotFound, catalog.journal, fourth.id, SnapshotID(new_id()))
+    refuses(NotFound, catalog.journal.read, fourth.id, SnapshotID(new_id()))
 
 
 def arguments_that_a_person_changed_are_kept_apart(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
     entry = make_entry(first, arguments={"n": 1})
-    catalog.begin_entry(trajectory.id, entry)
+    catalog.journal.begin(trajectory.id, entry)
     second = committed(catalog, first, ended=done(entry), call=make_call(id=entry.id, arguments={"n": True}))
-    assert catalog.entry(entry.id).arguments["n"] is not True
-    assert catalog.get_snapshot(second.id).call.arguments["n"] is True
+    assert catalog.journal.get(entry.id).arguments["n"] is not True
+    assert catalog.snapshots.get(second.id).call.arguments["n"] is True
 
 
 def a_refused_commit_leaves_the_journal_alone(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
     entry = make_entry(first)
-    catalog.begin_entry(trajectory.id, entry)
+    catalog.journal.begin(trajectory.id, entry)
     refuses(NotFound, lambda: committed(catalog, first, ended=Ended(CallID(new_id()), CallStatus.DONE, 1)))
     refuses(Conflict, lambda: committed(catalog, first, ended=done(entry), entries=[ended_entry(first, id=entry.id)]))
     refuses(InternalError, lambda: committed(catalog, first, entries=[make_entry(first)]))
@@ -143,9 +143,9 @@ def a_refused_commit_leaves_the_journal_alone(catalog: Catalog) -> None:
     refuses(
         LimitExceeded, lambda: committed(catalog, first, ended=done(entry), entries=[ended_entry(first, facts=(deep,))])
     )
-    assert catalog.snapshots(trajectory.id) == [first]
-    assert catalog.unbound(trajectory.id) == [entry]
-    assert catalog.state(first.id) == {}
+    assert catalog.snapshots.of_trajectory(trajectory.id) == [first]
+    assert catalog.journal.unbound(trajectory.id) == [entry]
+    assert catalog.conversations.state(first.id) == {}
 
 
 def hostile_entries_are_kept_exactly(catalog: Catalog) -> None:
@@ -154,13 +154,13 @@ def hostile_entries_are_kept_exactly(catalog: Catalog) -> None:
     entry = ended_entry(
         first, name=text, arguments=[text], key=text, error=text, result=text, facts=(text,), details={text: text}
     )
-    catalog.begin_entry(trajectory.id, entry)
-    assert catalog.entry(entry.id) == entry
+    catalog.journal.begin(trajectory.id, entry)
+    assert catalog.journal.get(entry.id) == entry
     open_one = make_entry(first)
-    catalog.begin_entry(trajectory.id, open_one)
-    catalog.end_entry(trajectory.id, Ended(open_one.id, CallStatus.UNKNOWN, 5, text, text, {text: [text]}))
-    assert catalog.entry(open_one.id).details == {text: [text]}
-    refuses(NotFound, catalog.entry, CallID(text))
+    catalog.journal.begin(trajectory.id, open_one)
+    catalog.journal.end(trajectory.id, Ended(open_one.id, CallStatus.UNKNOWN, 5, text, text, {text: [text]}))
+    assert catalog.journal.get(open_one.id).details == {text: [text]}
+    refuses(NotFound, catalog.journal.get, CallID(text))
 
 
 def journals_go_on_across_forks(catalog: Catalog) -> None:
@@ -168,11 +168,11 @@ def journals_go_on_across_forks(catalog: Catalog) -> None:
     second = committed(catalog, first, entries=[ended_entry(first, name="1")])
     third = committed(catalog, second, entries=[ended_entry(second, name="2")])
     child = fork(second, trajectory)
-    catalog.add_trajectories([(child, None)])
+    catalog.trajectories.add([(child, None)])
     begun = make_entry(second, name="A")
-    catalog.begin_entry(child.id, begun)
-    assert names(catalog.unbound(child.id)) == ["A"]
-    assert catalog.unbound(trajectory.id) == []
+    catalog.journal.begin(child.id, begun)
+    assert names(catalog.journal.unbound(child.id)) == ["A"]
+    assert catalog.journal.unbound(trajectory.id) == []
     own = committed(catalog, second, trajectory=child.id, ended=done(begun))
     later = committed(catalog, own, entries=[ended_entry(own, name="B")])
     assert journal(catalog, later.id) == ["1", "A", "B"]
@@ -187,27 +187,27 @@ def a_rewound_line_forgets_what_it_left(catalog: Catalog) -> None:
     second = committed(catalog, first, "a", entries=[ended_entry(first, name="1")], saved={"n": 2})
     third = committed(catalog, second, "b", "c", entries=[ended_entry(second, name="2")], saved={"n": 3})
     cut_off, complete = make_entry(third, name="cut off"), ended_entry(third, name="complete")
-    catalog.begin_entry(trajectory.id, cut_off)
-    catalog.begin_entry(trajectory.id, complete)
+    catalog.journal.begin(trajectory.id, cut_off)
+    catalog.journal.begin(trajectory.id, complete)
     back = committed(catalog, third, after=second, entries=[ended_entry(third, name="rewind")])
-    assert catalog.unbound(trajectory.id) == []
+    assert catalog.journal.unbound(trajectory.id) == []
     assert journal(catalog, back.id) == ["1", "rewind"]
     assert journal(catalog, back.id, third.id) == ["1", "rewind"]
     assert journal(catalog, back.id, second.id) == ["rewind"]
-    assert [message.content for message in catalog.conversation(back.id)] == ["a"]
-    assert (catalog.state(back.id), catalog.own_state(back.id)) == ({"n": 2}, None)
+    assert [message.content for message in catalog.conversations.read(back.id)] == ["a"]
+    assert (catalog.conversations.state(back.id), catalog.conversations.own_state(back.id)) == ({"n": 2}, None)
     on = committed(catalog, back, "d", entries=[ended_entry(back, name="3")])
     assert journal(catalog, on.id) == ["1", "rewind", "3"]
     undone = committed(catalog, on, after=third)
     assert journal(catalog, undone.id) == ["1", "2"]
-    assert catalog.state(undone.id) == {"n": 3}
-    assert [message.content for message in catalog.conversation(undone.id)] == ["a", "b", "c"]
-    catalog.end_entry(trajectory.id, done(cut_off))  # it may still end, and stays where it was
+    assert catalog.conversations.state(undone.id) == {"n": 3}
+    assert [message.content for message in catalog.conversations.read(undone.id)] == ["a", "b", "c"]
+    catalog.journal.end(trajectory.id, done(cut_off))  # it may still end, and stays where it was
     last = committed(catalog, undone)
-    assert (catalog.own_entries(last.id), journal(catalog, last.id)) == ([], ["1", "2"])
-    assert [catalog.entry(one.id).snapshot for one in (cut_off, complete)] == [None, None]
-    assert catalog.get_snapshot(back.id) == back
-    assert [one.follows for one in catalog.snapshots(trajectory.id)] == [
+    assert (catalog.journal.own(last.id), journal(catalog, last.id)) == ([], ["1", "2"])
+    assert [catalog.journal.get(one.id).snapshot for one in (cut_off, complete)] == [None, None]
+    assert catalog.snapshots.get(back.id) == back
+    assert [one.follows for one in catalog.snapshots.of_trajectory(trajectory.id)] == [
         None,
         None,
         None,
@@ -222,7 +222,7 @@ def a_rewound_line_forgets_what_it_left(catalog: Catalog) -> None:
 
 def calls_that_ran_where_a_line_was_left_are_told(catalog: Catalog) -> None:
     def running(snapshot: Snapshot, since: Snapshot | None = None) -> list[str]:
-        return names(catalog.left_running(snapshot.id, None if since is None else since.id))
+        return names(catalog.journal.left_running(snapshot.id, None if since is None else since.id))
 
     trajectory, first = started(catalog)
     now = first.created_at_ns
@@ -231,22 +231,22 @@ def calls_that_ran_where_a_line_was_left_are_told(catalog: Catalog) -> None:
         for name, began in (("slow", 1), ("never", 2), ("late", 15))
     )
     for entry in (slow, never):
-        catalog.begin_entry(trajectory.id, entry)
+        catalog.journal.begin(trajectory.id, entry)
     quick = ended_entry(first, name="quick", began_at_ns=now + 3)
     second = committed(catalog, first, entries=[quick], created_at_ns=now + 10)
-    catalog.begin_entry(trajectory.id, late)
+    catalog.journal.begin(trajectory.id, late)
     third = committed(catalog, second, ended=done(slow), created_at_ns=now + 20)
-    assert catalog.left_running(second.id) == [catalog.entry(slow.id), never]
+    assert catalog.journal.left_running(second.id) == [catalog.journal.get(slow.id), never]
     assert (running(first), running(third)) == ([], ["never", "late"])
     back = committed(catalog, third, after=second, created_at_ns=now + 30)
     on = committed(catalog, back, created_at_ns=now + 40)
     child = fork(on, trajectory)
-    catalog.add_trajectories([(child, None)])
+    catalog.trajectories.add([(child, None)])
     forked = committed(catalog, on, trajectory=child.id, created_at_ns=now + 50)
     for one in (back, on, forked):
         assert running(one) == running(one, second) == ["slow", "never"]
     assert running(forked, on) == []
-    refuses(NotFound, catalog.left_running, SnapshotID(new_id()))
+    refuses(NotFound, catalog.journal.left_running, SnapshotID(new_id()))
 
 
 def a_first_snapshot_can_follow_another(catalog: Catalog) -> None:
@@ -256,14 +256,14 @@ def a_first_snapshot_can_follow_another(catalog: Catalog) -> None:
     third = committed(catalog, second, "b", entries=[ended_entry(second, name="2")], saved={"n": 3})
     changed = fork(third, trajectory)
     own = follow(third, changed.id, after=second)
-    refuses(InternalError, catalog.add_trajectories, [(replace(changed, head=own.id), replace(own, messages=2))])
-    catalog.add_trajectories([(replace(changed, head=own.id), own)])
-    assert catalog.get_snapshot(own.id) == own
+    refuses(InternalError, catalog.trajectories.add, [(replace(changed, head=own.id), replace(own, messages=2))])
+    catalog.trajectories.add([(replace(changed, head=own.id), own)])
+    assert catalog.snapshots.get(own.id) == own
     assert journal(catalog, own.id) == ["1"]
-    assert catalog.state(own.id) == {"n": 2}
+    assert catalog.conversations.state(own.id) == {"n": 2}
     later = committed(catalog, own, "c", entries=[ended_entry(own, name="3")])
     assert journal(catalog, later.id) == ["1", "3"]
-    assert [message.content for message in catalog.conversation(later.id)] == ["a", "c"]
+    assert [message.content for message in catalog.conversations.read(later.id)] == ["a", "c"]
 
 
 def the_state_is_shared_until_it_changes(catalog: Catalog) -> None:
@@ -273,35 +273,45 @@ def the_state_is_shared_until_it_changes(catalog: Catalog) -> None:
     for saved in states:
         line.append(committed(catalog, line[-1], saved=saved))
     seen = [{}, {}, {"n": 1}, {"n": 1}, {"n": 1}, {"n": 2, "t": "\ud800"}, {}, {}, {}]
-    assert [catalog.state(one.id) for one in line] == seen
-    assert [catalog.own_state(one.id) for one in line] == [None, None, {"n": 1}, None, None, seen[5], {}, None, None]
+    assert [catalog.conversations.state(one.id) for one in line] == seen
+    assert [catalog.conversations.own_state(one.id) for one in line] == [
+        None,
+        None,
+        {"n": 1},
+        None,
+        None,
+        seen[5],
+        {},
+        None,
+        None,
+    ]
     child = fork(line[2], trajectory)
-    catalog.add_trajectories([(child, None)])
+    catalog.trajectories.add([(child, None)])
     own = committed(catalog, line[2], trajectory=child.id)
-    assert (catalog.state(own.id), catalog.own_state(own.id)) == ({"n": 1}, None)
-    for ask in (catalog.state, catalog.own_state):
+    assert (catalog.conversations.state(own.id), catalog.conversations.own_state(own.id)) == ({"n": 1}, None)
+    for ask in (catalog.conversations.state, catalog.conversations.own_state):
         refuses(NotFound, ask, SnapshotID(new_id()))
-    catalog.remove_trajectory(child.id)
-    assert catalog.state(line[3].id) == {"n": 1}
+    catalog.trajectories.remove(child.id)
+    assert catalog.conversations.state(line[3].id) == {"n": 1}
 
 
 def an_older_fence_keeps_a_writer_out(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
-    old = catalog.draw_fence(trajectory.id)
+    old = catalog.trajectories.draw_fence(trajectory.id)
     entry = make_entry(first)
-    catalog.begin_entry(trajectory.id, entry, fence=old)
-    new = catalog.draw_fence(trajectory.id)
+    catalog.journal.begin(trajectory.id, entry, fence=old)
+    new = catalog.trajectories.draw_fence(trajectory.id)
     assert new > old
     says = (first.id[:12],)
-    refuses(Conflict, lambda: catalog.begin_entry(trajectory.id, make_entry(first), fence=old), says=says)
-    refuses(Conflict, lambda: catalog.end_entry(trajectory.id, done(entry), fence=old), says=says)
+    refuses(Conflict, lambda: catalog.journal.begin(trajectory.id, make_entry(first), fence=old), says=says)
+    refuses(Conflict, lambda: catalog.journal.end(trajectory.id, done(entry), fence=old), says=says)
     refuses(Conflict, lambda: committed(catalog, first, fence=old), says=says)
-    assert catalog.unbound(trajectory.id) == [entry]
+    assert catalog.journal.unbound(trajectory.id) == [entry]
     second = committed(catalog, first, fence=new, ended=done(entry))
     committed(catalog, second)  # whoever holds no token is not asked for it
-    refuses(NotFound, catalog.draw_fence, TrajectoryID(new_id()))
+    refuses(NotFound, catalog.trajectories.draw_fence, TrajectoryID(new_id()))
     other, _ = started(catalog)
-    assert catalog.draw_fence(other.id) > 0
+    assert catalog.trajectories.draw_fence(other.id) > 0
 
 
 def one_of_two_writers_wins_each_step(catalog: Catalog) -> None:
@@ -314,7 +324,7 @@ def one_of_two_writers_wins_each_step(catalog: Catalog) -> None:
     def work(number: int) -> None:
         try:
             while sum(map(len, won)) < steps:
-                head = catalog.get_snapshot(catalog.get_trajectory(trajectory.id).head)
+                head = catalog.snapshots.get(catalog.trajectories.get(trajectory.id).head)
                 try:
                     won[number].append(committed(catalog, head, entries=[ended_entry(head)]).id)
                 except Conflict as exc:
@@ -330,53 +340,53 @@ def one_of_two_writers_wins_each_step(catalog: Catalog) -> None:
         worker.join()
     assert not failures
     assert all(short(head) in message and "fork from" in message for head, message in lost)
-    line = catalog.snapshots(trajectory.id)
+    line = catalog.snapshots.of_trajectory(trajectory.id)
     assert [one.parent for one in line] == [None, *(one.id for one in line[:-1])]
     assert {one.id for one in line[1:]} == {one for ones in won for one in ones}
-    assert len(list(catalog.journal(line[-1].id))) == len(line) - 1
+    assert len(list(catalog.journal.read(line[-1].id))) == len(line) - 1
     assert line[0] == first
 
 
 def where_a_program_began_and_its_environment_change(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
     second = committed(catalog, first)
-    catalog.set_began(trajectory.id, second.id)
-    catalog.set_env(trajectory.id, (("A", "\ud800"), ("B", "")))
-    assert catalog.get_trajectory(trajectory.id) == replace(
+    catalog.trajectories.set_began(trajectory.id, second.id)
+    catalog.trajectories.set_env(trajectory.id, (("A", "\ud800"), ("B", "")))
+    assert catalog.trajectories.get(trajectory.id) == replace(
         trajectory, head=second.id, began=second.id, env=(("A", "\ud800"), ("B", ""))
     )
-    refuses(NotFound, catalog.set_began, TrajectoryID(new_id()), first.id)
-    refuses(NotFound, catalog.set_began, trajectory.id, SnapshotID(new_id()))
-    refuses(NotFound, catalog.set_env, TrajectoryID(new_id()), ())
-    child = fork(second, catalog.get_trajectory(trajectory.id))
-    catalog.add_trajectories([(child, None)])
-    assert catalog.get_trajectory(child.id).began == second.id
+    refuses(NotFound, catalog.trajectories.set_began, TrajectoryID(new_id()), first.id)
+    refuses(NotFound, catalog.trajectories.set_began, trajectory.id, SnapshotID(new_id()))
+    refuses(NotFound, catalog.trajectories.set_env, TrajectoryID(new_id()), ())
+    child = fork(second, catalog.trajectories.get(trajectory.id))
+    catalog.trajectories.add([(child, None)])
+    assert catalog.trajectories.get(child.id).began == second.id
     image = make_image("another")
     catalog.images.add(image)
     other, begun = begin(image)
-    catalog.add_trajectories([(replace(other, began=begun.id), begun)])
-    assert catalog.get_trajectory(other.id).began == begun.id
+    catalog.trajectories.add([(replace(other, began=begun.id), begun)])
+    assert catalog.trajectories.get(other.id).began == begun.id
 
 
 def removal_waits_for_those_who_went_on_from_it(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
     second = committed(catalog, first, "a", entries=[ended_entry(first)], saved={"n": 1})
-    catalog.begin_entry(trajectory.id, make_entry(second))
+    catalog.journal.begin(trajectory.id, make_entry(second))
     other, begun = started(catalog)
     committed(catalog, begun, after=second)
-    refuses(Conflict, catalog.remove_trajectory, trajectory.id, says=(other.id[:12], "conversation"))
-    assert len(list(catalog.journal(second.id))) == 1
-    catalog.remove_trajectory(other.id)
+    refuses(Conflict, catalog.trajectories.remove, trajectory.id, says=(other.id[:12], "conversation"))
+    assert len(list(catalog.journal.read(second.id))) == 1
+    catalog.trajectories.remove(other.id)
     third, at = started(catalog)
-    catalog.set_began(third.id, second.id)
-    refuses(Conflict, catalog.remove_trajectory, trajectory.id, says=(third.id[:12], "program"))
-    catalog.set_began(third.id, at.id)
+    catalog.trajectories.set_began(third.id, second.id)
+    refuses(Conflict, catalog.trajectories.remove, trajectory.id, says=(third.id[:12], "program"))
+    catalog.trajectories.set_began(third.id, at.id)
     back = committed(catalog, second, after=first)  # its own do not hold it
-    catalog.set_began(trajectory.id, back.id)
-    gone = catalog.own_entries(second.id)[0]
-    catalog.remove_trajectory(trajectory.id)
-    refuses(NotFound, catalog.entry, gone.id)
-    catalog.begin_entry(third.id, replace(gone, snapshot=None))  # the id is free again
+    catalog.trajectories.set_began(trajectory.id, back.id)
+    gone = catalog.journal.own(second.id)[0]
+    catalog.trajectories.remove(trajectory.id)
+    refuses(NotFound, catalog.journal.get, gone.id)
+    catalog.journal.begin(third.id, replace(gone, snapshot=None))  # the id is free again
 
 
 def journals_are_restored_as_they_were(catalog: Catalog) -> None:
@@ -402,25 +412,25 @@ def journals_are_restored_as_they_were(catalog: Catalog) -> None:
         replace(snapshots[1], entries=(replace(own, status=None, ended_at_ns=None),)),
         replace(snapshots[1], snapshot=replace(second, messages=2)),
     ):
-        refuses(InternalError, catalog.restore_rows, [image], [whole], [snapshots[0], wrong, *snapshots[2:]])
+        refuses(InternalError, catalog.others.restore, [image], [whole], [snapshots[0], wrong, *snapshots[2:]])
     refuses(
         Conflict,
-        catalog.restore_rows,
+        catalog.others.restore,
         [image],
         [whole],
         [*snapshots[:2], replace(snapshots[2], entries=(own,)), snapshots[3]],
     )
-    assert catalog.trajectories() == []
-    catalog.restore_rows([image], [whole], snapshots)
-    assert catalog.get_trajectory(trajectory.id) == whole
-    assert list(catalog.all_snapshots()) == [row.snapshot for row in snapshots]
-    assert catalog.own_entries(second.id) == [own, late]
-    assert list(catalog.journal(third.id)) == [early, own, late], "by their numbers"
+    assert catalog.trajectories.list() == []
+    catalog.others.restore([image], [whole], snapshots)
+    assert catalog.trajectories.get(trajectory.id) == whole
+    assert list(catalog.snapshots.all()) == [row.snapshot for row in snapshots]
+    assert catalog.journal.own(second.id) == [own, late]
+    assert list(catalog.journal.read(third.id)) == [early, own, late], "by their numbers"
     assert journal(catalog, back.id) == [own.name, late.name, early.name]
-    assert [catalog.state(row.snapshot.id) for row in snapshots] == [{}, {"n": 1}, {"n": 1}, {}]
-    assert [message.content for message in catalog.conversation(back.id)] == ["x"]
+    assert [catalog.conversations.state(row.snapshot.id) for row in snapshots] == [{}, {"n": 1}, {"n": 1}, {}]
+    assert [message.content for message in catalog.conversations.read(back.id)] == ["x"]
     open_one = make_entry(back)
-    catalog.begin_entry(trajectory.id, open_one)
+    catalog.journal.begin(trajectory.id, open_one)
     after = committed(catalog, back, ended=done(open_one))
     assert journal(catalog, after.id)[-1] == open_one.name
     assert after.state is SnapshotState.CAPTURED
@@ -438,13 +448,13 @@ def long_journals_stream(catalog: Catalog) -> None:
     assert journal(catalog, line[-1].id) == wanted
     assert journal(catalog, line[5].id) == wanted[:500]
     assert journal(catalog, line[9].id, line[3].id) == wanted[300:900]
-    stream = catalog.journal(line[-1].id)
+    stream = catalog.journal.read(line[-1].id)
     assert next(stream).name == "0.0"
     committed(catalog, line[-1], entries=[ended_entry(line[-1])])  # writing goes on while somebody reads
     assert sum(1 for _ in stream) == 1199
-    stream = catalog.journal(line[-1].id)
+    stream = catalog.journal.read(line[-1].id)
     next(stream)
-    catalog.remove_trajectory(trajectory.id)
+    catalog.trajectories.remove(trajectory.id)
     refuses(NotFound, list, stream)
 
 

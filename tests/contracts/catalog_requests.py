@@ -19,14 +19,14 @@ def what_is_made_is_recorded_with_it(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
     assert catalog.requests.find(REQUEST) is None
     second = follow(first)
-    catalog.commit_snapshot(second, (), expected_head=first.id, request=REQUEST)
+    catalog.snapshots.commit(second, (), expected_head=first.id, request=REQUEST)
     assert catalog.requests.find(REQUEST) == (second.id,)
     tagging = replace(REQUEST, key="key-2")
-    catalog.tag(first.id, "t", request=tagging)
+    catalog.refs.tag(first.id, "t", request=tagging)
     assert catalog.requests.find(tagging) == (first.id,)
     forking = replace(REQUEST, key="key-3")
     forks = [fork(second, trajectory), fork(second, trajectory)]
-    catalog.add_trajectories([(one, None) for one in forks], request=forking)
+    catalog.trajectories.add([(one, None) for one in forks], request=forking)
     assert catalog.requests.find(forking) == tuple(one.id for one in forks)
     catalog.requests.add(None, ["nothing"])
     catalog.requests.forget(forking)
@@ -38,7 +38,7 @@ def nothing_is_recorded_of_what_was_not_made(catalog: Catalog) -> None:
     second = follow(first)
 
     def commit() -> None:
-        catalog.commit_snapshot(second, (), expected_head=SnapshotID(new_id()), request=REQUEST)
+        catalog.snapshots.commit(second, (), expected_head=SnapshotID(new_id()), request=REQUEST)
 
     refuses(Conflict, commit)
     assert catalog.requests.find(REQUEST) is None

@@ -22,7 +22,7 @@ def _of(catalog: Catalog, tenant: str, identity: str, **fields: object) -> tuple
         replace(trajectory, id=TrajectoryID(identity)),
         replace(first, trajectory=TrajectoryID(identity)),
     )
-    catalog.add_trajectories([(trajectory, first)])
+    catalog.trajectories.add([(trajectory, first)])
     return trajectory, first
 
 
@@ -31,38 +31,40 @@ def refs_of_others_mean_nothing(catalog: Catalog) -> None:
     theirs, other = _of(catalog, "other", "a" * 31 + "b", name="theirs")
     nobodys, third = started(catalog, name="nobodys")
     for snapshot, tag in ((first, "mine-tag"), (other, "theirs-tag")):
-        catalog.tag(snapshot.id, tag)
-    refuses(Ambiguous, catalog.resolve_trajectory, "a" * 20)
+        catalog.refs.tag(snapshot.id, tag)
+    refuses(Ambiguous, catalog.refs.find_trajectory, "a" * 20)
     with as_tenant("acme"):
         assert present_tenant() == "acme"
-        assert catalog.resolve_trajectory("a" * 20).id == mine.id, "no other begins like that, as far as it knows"
+        assert catalog.refs.find_trajectory("a" * 20).id == mine.id, "no other begins like that, as far as it knows"
         for ref in ("mine", "mine-tag", first.id, first.id[:12], mine.id):
-            assert catalog.resolve_snapshot(ref).id == first.id
+            assert catalog.refs.find_snapshot(ref).id == first.id
         for ref in ("theirs", "theirs-tag", other.id, other.id[:12], theirs.id, "nobodys", third.id, nobodys.id):
-            refuses(NotFound, catalog.resolve_snapshot, ref)
-            refuses(NotFound, catalog.resolve_trajectory, ref)
-        refuses(NotFound, catalog.untag, "theirs-tag")
+            refuses(NotFound, catalog.refs.find_snapshot, ref)
+            refuses(NotFound, catalog.refs.find_trajectory, ref)
+        refuses(NotFound, catalog.refs.untag, "theirs-tag")
         with as_tenant(None):
-            assert catalog.resolve_trajectory("theirs").id == theirs.id
-        assert catalog.get_trajectory(theirs.id).id == theirs.id, "by exact id the engine finds everything"
+            assert catalog.refs.find_trajectory("theirs").id == theirs.id
+        assert catalog.trajectories.get(theirs.id).id == theirs.id, "by exact id the engine finds everything"
     with as_tenant(DEFAULT_TENANT):
-        assert catalog.resolve_trajectory("nobodys").id == nobodys.id
-        refuses(NotFound, catalog.resolve_trajectory, "mine")
+        assert catalog.refs.find_trajectory("nobodys").id == nobodys.id
+        refuses(NotFound, catalog.refs.find_trajectory, "mine")
     assert present_tenant() is None
-    assert set(catalog.tags()) == {"mine-tag", "theirs-tag"}
+    assert set(catalog.refs.tags()) == {"mine-tag", "theirs-tag"}
 
 
 def names_of_others_are_taken_and_tell_no_more(catalog: Catalog) -> None:
     mine, first = _of(catalog, "acme", "a" * 32, name="mine")
     theirs, other = _of(catalog, "other", "b" * 32, name="theirs")
-    catalog.tag(other.id, "theirs-tag")
+    catalog.refs.tag(other.id, "theirs-tag")
     with as_tenant("acme"):
         for name in ("theirs", "theirs-tag"):
             for move in (False, True):
-                _refuses_without_ids(lambda name=name, move=move: catalog.tag(first.id, name, move=move), theirs, other)
+                _refuses_without_ids(
+                    lambda name=name, move=move: catalog.refs.tag(first.id, name, move=move), theirs, other
+                )
             _refuses_without_ids(lambda name=name: started(catalog, name=name), theirs, other)
-    assert catalog.resolve_snapshot("theirs-tag").id == other.id
-    assert {one.id for one in catalog.trajectories()} == {mine.id, theirs.id}
+    assert catalog.refs.find_snapshot("theirs-tag").id == other.id
+    assert {one.id for one in catalog.trajectories.list()} == {mine.id, theirs.id}
 
 
 def _refuses_without_ids(action: Callable[[], object], trajectory: Trajectory, snapshot: Snapshot) -> None:
@@ -80,10 +82,10 @@ def a_tenants_trajectories_are_listed(catalog: Catalog) -> None:
     mine, _ = _of(catalog, "acme", "a" * 32)
     theirs, _ = _of(catalog, "other", "b" * 32)
     nobodys, _ = started(catalog)
-    assert catalog.trajectories_of("acme") == {mine.id}
-    assert catalog.trajectories_of(DEFAULT_TENANT) == {nobodys.id}
-    assert catalog.trajectories_of("acme", mine.id) == {mine.id}
-    assert catalog.trajectories_of("acme", theirs.id) == catalog.trajectories_of("unknown") == set()
+    assert catalog.trajectories.of_tenant("acme") == {mine.id}
+    assert catalog.trajectories.of_tenant(DEFAULT_TENANT) == {nobodys.id}
+    assert catalog.trajectories.of_tenant("acme", mine.id) == {mine.id}
+    assert catalog.trajectories.of_tenant("acme", theirs.id) == catalog.trajectories.of_tenant("unknown") == set()
 
 
 def what_is_of_the_machine_is_no_tenants(catalog: Catalog) -> None:
@@ -92,11 +94,11 @@ def what_is_of_the_machine_is_no_tenants(catalog: Catalog) -> None:
         spec = replace(trajectory.spec, runtime=runtime)
         other, _ = started(catalog, spec=spec, name=f"of-{runtime}")
         with as_tenant(DEFAULT_TENANT):
-            refuses(NotFound, catalog.resolve_trajectory, f"of-{runtime}")
-            assert catalog.resolve_trajectory(first.id).id == trajectory.id
-        assert catalog.trajectories_of(DEFAULT_TENANT) == {trajectory.id}
-        assert catalog.trajectories_of(DEFAULT_TENANT, other.id) == set()
-        assert catalog.resolve_trajectory(f"of-{runtime}").id == other.id
+            refuses(NotFound, catalog.refs.find_trajectory, f"of-{runtime}")
+            assert catalog.refs.find_trajectory(first.id).id == trajectory.id
+        assert catalog.trajectories.of_tenant(DEFAULT_TENANT) == {trajectory.id}
+        assert catalog.trajectories.of_tenant(DEFAULT_TENANT, other.id) == set()
+        assert catalog.refs.find_trajectory(f"of-{runtime}").id == other.id
 
 
 def approvals_and_experiments_of_others_are_not_found(catalog: Catalog) -> None:

@@ -79,7 +79,7 @@ def an_image_in_use_is_kept(catalog: Catalog) -> None:
     catalog.images.add(other)
     committed(catalog, snapshot, stack=Stack(other.id))
     refuses(Conflict, catalog.images.remove, other.id, says=(trajectory.id[:12],))
-    catalog.remove_trajectory(trajectory.id)
+    catalog.trajectories.remove(trajectory.id)
     catalog.images.remove(other.id)
     catalog.images.remove(trajectory.spec.image)
     assert catalog.images.list() == []
@@ -89,34 +89,34 @@ def an_image_in_use_is_kept(catalog: Catalog) -> None:
 def trajectories_round_trip_oldest_first(catalog: Catalog) -> None:
     one, snapshot = started(catalog, "one")
     two, _ = started(catalog, None, agent=None, env=(), exit_code=3, status=TrajectoryStatus.FAILED)
-    assert catalog.get_trajectory(one.id) == one
-    assert catalog.trajectories() == [one, two]
-    assert catalog.trajectories(TrajectoryStatus.RUNNING) == [one]
-    assert catalog.trajectories(TrajectoryStatus.INTERRUPTED) == []
-    assert catalog.get_snapshot(snapshot.id) == snapshot
-    refuses(NotFound, catalog.get_trajectory, TrajectoryID(new_id()))
+    assert catalog.trajectories.get(one.id) == one
+    assert catalog.trajectories.list() == [one, two]
+    assert catalog.trajectories.list(TrajectoryStatus.RUNNING) == [one]
+    assert catalog.trajectories.list(TrajectoryStatus.INTERRUPTED) == []
+    assert catalog.snapshots.get(snapshot.id) == snapshot
+    refuses(NotFound, catalog.trajectories.get, TrajectoryID(new_id()))
 
 
 def trajectories_are_added_all_or_none(catalog: Catalog) -> None:
     trajectory, snapshot = started(catalog, "taken")
     forks = [fork(snapshot, trajectory, name) for name in ("a", "b", "taken")]
-    refuses(Conflict, catalog.add_trajectories, [(one, None) for one in forks], says=("taken",))
-    assert catalog.trajectories() == [trajectory]
+    refuses(Conflict, catalog.trajectories.add, [(one, None) for one in forks], says=("taken",))
+    assert catalog.trajectories.list() == [trajectory]
     lost = fork(snapshot, trajectory, head=SnapshotID("0" * 32), forked_from=SnapshotID("0" * 32))
-    refuses(NotFound, catalog.add_trajectories, [(forks[0], None), (lost, None)], says=("0" * 32,))
+    refuses(NotFound, catalog.trajectories.add, [(forks[0], None), (lost, None)], says=("0" * 32,))
     elsewhere = begin(make_image("not added"))
-    refuses(NotFound, catalog.add_trajectories, [(forks[0], None), elsewhere], says=(elsewhere[0].spec.image,))
-    assert catalog.trajectories() == [trajectory]
-    assert len(list(catalog.all_snapshots())) == 1
-    catalog.add_trajectories([])
+    refuses(NotFound, catalog.trajectories.add, [(forks[0], None), elsewhere], says=(elsewhere[0].spec.image,))
+    assert catalog.trajectories.list() == [trajectory]
+    assert len(list(catalog.snapshots.all())) == 1
+    catalog.trajectories.add([])
 
 
 def a_status_changes_and_keeps_the_exit_code(catalog: Catalog) -> None:
     trajectory, _ = started(catalog)
-    catalog.set_status(trajectory.id, TrajectoryStatus.FAILED, 7)
-    catalog.set_status(trajectory.id, TrajectoryStatus.STOPPED)
-    assert catalog.get_trajectory(trajectory.id) == replace(trajectory, status=TrajectoryStatus.STOPPED, exit_code=7)
-    refuses(NotFound, catalog.set_status, TrajectoryID(new_id()), TrajectoryStatus.STOPPED)
+    catalog.trajectories.set_status(trajectory.id, TrajectoryStatus.FAILED, 7)
+    catalog.trajectories.set_status(trajectory.id, TrajectoryStatus.STOPPED)
+    assert catalog.trajectories.get(trajectory.id) == replace(trajectory, status=TrajectoryStatus.STOPPED, exit_code=7)
+    refuses(NotFound, catalog.trajectories.set_status, TrajectoryID(new_id()), TrajectoryStatus.STOPPED)
 
 
 def a_fork_can_bring_its_own_first_snapshot(catalog: Catalog) -> None:
@@ -124,37 +124,37 @@ def a_fork_can_bring_its_own_first_snapshot(catalog: Catalog) -> None:
     second = committed(catalog, first, "1")
     changed = fork(second, trajectory)
     own = follow(second, changed.id)
-    catalog.add_trajectories([(replace(changed, head=own.id), own)])
-    assert catalog.snapshots(changed.id) == [own]
-    assert len(list(catalog.conversation(own.id))) == 1
+    catalog.trajectories.add([(replace(changed, head=own.id), own)])
+    assert catalog.snapshots.of_trajectory(changed.id) == [own]
+    assert len(list(catalog.conversations.read(own.id))) == 1
 
 
 def removal_waits_for_forks(catalog: Catalog) -> None:
     trajectory, first = started(catalog, "parent")
     second = committed(catalog, first, "1")
-    catalog.tag(second.id, "best")
+    catalog.refs.tag(second.id, "best")
     child = fork(second, trajectory, "child")
-    catalog.add_trajectories([(child, None)])
+    catalog.trajectories.add([(child, None)])
     own = committed(catalog, second, "A", trajectory=child.id, stack=second.stack)  # shares the parent's stack
-    for remove in (catalog.check_removable, catalog.remove_trajectory):
+    for remove in (catalog.trajectories.check_removable, catalog.trajectories.remove):
         refuses(Conflict, remove, trajectory.id, says=(child.id[:12],))
-    catalog.check_removable(trajectory.id, {child.id})
-    catalog.check_removable(child.id)
-    catalog.remove_trajectory(child.id)
-    refuses(NotFound, catalog.get_snapshot, own.id)
-    assert catalog.get_snapshot(second.id).stack == second.stack
-    assert catalog.referenced_layers() == set(second.stack.layers)
-    catalog.remove_trajectory(trajectory.id)
-    assert catalog.trajectories() == []
-    assert list(catalog.all_snapshots()) == []
-    assert catalog.referenced_layers() == set()
-    refuses(NotFound, catalog.resolve_snapshot, "best")
-    for remove in (catalog.check_removable, catalog.remove_trajectory):
+    catalog.trajectories.check_removable(trajectory.id, {child.id})
+    catalog.trajectories.check_removable(child.id)
+    catalog.trajectories.remove(child.id)
+    refuses(NotFound, catalog.snapshots.get, own.id)
+    assert catalog.snapshots.get(second.id).stack == second.stack
+    assert catalog.snapshots.referenced_layers() == set(second.stack.layers)
+    catalog.trajectories.remove(trajectory.id)
+    assert catalog.trajectories.list() == []
+    assert list(catalog.snapshots.all()) == []
+    assert catalog.snapshots.referenced_layers() == set()
+    refuses(NotFound, catalog.refs.find_snapshot, "best")
+    for remove in (catalog.trajectories.check_removable, catalog.trajectories.remove):
         refuses(NotFound, remove, trajectory.id)
     started(catalog, "parent")  # the name is free again
-    assert catalog.removed_trajectories() == {child.id, trajectory.id}
-    catalog.forget_removed({child.id})
-    assert catalog.removed_trajectories() == {trajectory.id}
+    assert catalog.trajectories.removed() == {child.id, trajectory.id}
+    catalog.trajectories.forget_removed({child.id})
+    assert catalog.trajectories.removed() == {trajectory.id}
 
 
 def a_base_elsewhere_holds_until_its_user_is_stored(catalog: Catalog) -> None:
@@ -162,24 +162,24 @@ def a_base_elsewhere_holds_until_its_user_is_stored(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
     target = committed(catalog, first)
     other, begun = begin(catalog.images.find(trajectory.spec.image))
-    catalog.add_trajectories([(other, begun)])
+    catalog.trajectories.add([(other, begun)])
     rewound = committed(catalog, begun, stack=target.stack, base=target.id, own_layers=0)
     damaged = committed(catalog, rewound, stack=target.stack, base=target.id, own_layers=0)
-    catalog.set_state([damaged.id], SnapshotState.LOST)
-    for remove in (catalog.check_removable, catalog.remove_trajectory):
+    catalog.snapshots.set_state([damaged.id], SnapshotState.LOST)
+    for remove in (catalog.trajectories.check_removable, catalog.trajectories.remove):
         refuses(Conflict, remove, trajectory.id, says=(rewound.id[:12], other.id[:12]))
-    catalog.check_removable(trajectory.id, {other.id})
-    assert catalog.get_snapshot(target.id) == target
-    catalog.set_stored(rewound.id, TREES[0], RECORDS[0])
-    catalog.remove_trajectory(trajectory.id)
-    assert catalog.get_snapshot(rewound.id) == replace(
+    catalog.trajectories.check_removable(trajectory.id, {other.id})
+    assert catalog.snapshots.get(target.id) == target
+    catalog.snapshots.set_stored(rewound.id, TREES[0], RECORDS[0])
+    catalog.trajectories.remove(trajectory.id)
+    assert catalog.snapshots.get(rewound.id) == replace(
         rewound, state=SnapshotState.STORED, tree=TREES[0], base=None, own_layers=1
     )
-    assert catalog.get_snapshot(damaged.id) == replace(damaged, state=SnapshotState.LOST, base=None, own_layers=1)
-    assert catalog.referenced_layers() == set(target.stack.layers)
+    assert catalog.snapshots.get(damaged.id) == replace(damaged, state=SnapshotState.LOST, base=None, own_layers=1)
+    assert catalog.snapshots.referenced_layers() == set(target.stack.layers)
     unknown = SnapshotID(new_id())
     refuses(NotFound, lambda: committed(catalog, damaged, base=unknown), says=(unknown,))
-    assert catalog.get_trajectory(other.id).head == damaged.id
+    assert catalog.trajectories.get(other.id).head == damaged.id
 
 
 def rows_are_restored_as_they_were(catalog: Catalog) -> None:
@@ -192,30 +192,30 @@ def rows_are_restored_as_they_were(catalog: Catalog) -> None:
     said = tuple(Message("user", text) for text in "123")
     rows = [SnapshotRow(first, (), RECORDS[0]), SnapshotRow(second, said[:2]), SnapshotRow(own, said[2:], RECORDS[1])]
     lines = [replace(child, head=own.id), replace(trajectory, head=second.id), fork(own, child)]
-    refuses(NotFound, catalog.restore_rows, [image], lines, rows[:2])
-    refuses(NotFound, catalog.restore_rows, [], lines, rows)
-    assert (catalog.images.list(), catalog.trajectories(), list(catalog.all_snapshots())) == ([], [], [])
-    catalog.restore_rows([image], lines, rows)
+    refuses(NotFound, catalog.others.restore, [image], lines, rows[:2])
+    refuses(NotFound, catalog.others.restore, [], lines, rows)
+    assert (catalog.images.list(), catalog.trajectories.list(), list(catalog.snapshots.all())) == ([], [], [])
+    catalog.others.restore([image], lines, rows)
     assert catalog.images.list() == [image]
-    assert catalog.trajectories() == lines
-    assert list(catalog.all_snapshots()) == [first, second, own]
-    assert [catalog.record(one.id) for one in (first, second, own)] == [RECORDS[0], None, RECORDS[1]]
-    assert tuple(catalog.conversation(own.id)) == said
-    assert catalog.resolve_snapshot("b") == first
-    assert catalog.resolve_snapshot("child") == own
-    refuses(Conflict, catalog.restore_rows, [], [], rows[:1], says=(first.id,))
+    assert catalog.trajectories.list() == lines
+    assert list(catalog.snapshots.all()) == [first, second, own]
+    assert [catalog.snapshots.record(one.id) for one in (first, second, own)] == [RECORDS[0], None, RECORDS[1]]
+    assert tuple(catalog.conversations.read(own.id)) == said
+    assert catalog.refs.find_snapshot("b") == first
+    assert catalog.refs.find_snapshot("child") == own
+    refuses(Conflict, catalog.others.restore, [], [], rows[:1], says=(first.id,))
     more = replace(follow(own), state=SnapshotState.STORED, tree=TREES[0])
-    catalog.restore_rows([], [], [])
-    catalog.restore_rows(
+    catalog.others.restore([], [], [])
+    catalog.others.restore(
         [], [one := fork(own, child, head=more.id)], [SnapshotRow(replace(more, trajectory=one.id))]
     )  # on what is here
-    assert catalog.get_trajectory(one.id) == one
+    assert catalog.trajectories.get(one.id) == one
 
 
 def missing_rows_are_added_and_the_rest_stays(catalog: Catalog) -> None:
     """What another node tells, in parts, twice, and behind what is here; names that are taken here are left out."""
     taken, there = started(catalog, "line")
-    catalog.tag(there.id, "a")
+    catalog.refs.tag(there.id, "a")
     (here,) = catalog.images.list()
     image = make_image(here.name, tree=TREES[2])
     trajectory, first = begin(image, "line", status=TrajectoryStatus.RUNNING)
@@ -228,34 +228,34 @@ def missing_rows_are_added_and_the_rest_stays(catalog: Catalog) -> None:
     rows = [SnapshotRow(first, (), RECORDS[0]), SnapshotRow(second, said), SnapshotRow(third)]
     for _ in range(2):
         catalog.others.add_missing([image], [replace(trajectory, head=first.id)], rows[:1], [waits])
-        assert catalog.get_trajectory(trajectory.id) == replace(trajectory, name=None, head=first.id)
+        assert catalog.trajectories.get(trajectory.id) == replace(trajectory, name=None, head=first.id)
     assert catalog.approvals.list(None, trajectory.id) == [], "its snapshot is not here"
     ended = replace(trajectory, head=third.id, status=TrajectoryStatus.FINISHED, exit_code=3, env=(("A", "b"),))
     for _ in range(2):
         catalog.others.add_missing([image], [ended], rows, [waits], [undone])
-        assert catalog.get_trajectory(trajectory.id) == replace(ended, name=None)
-        assert catalog.snapshots(trajectory.id) == [replace(first, tags=("b",)), second, third]
-    assert tuple(catalog.conversation(third.id)) == said
+        assert catalog.trajectories.get(trajectory.id) == replace(ended, name=None)
+        assert catalog.snapshots.of_trajectory(trajectory.id) == [replace(first, tags=("b",)), second, third]
+    assert tuple(catalog.conversations.read(third.id)) == said
     assert catalog.approvals.list(None, trajectory.id) == [waits]
     assert catalog.compensations.of_trajectory(trajectory.id) == [undone]
     decided = replace(waits, status=ApprovalStatus.APPROVED, by="me", decided_at_ns=9)
     catalog.others.add_missing(
         [], [replace(trajectory, head=second.id)], [], [decided], [replace(undone, ended_at_ns=6)]
     )
-    assert catalog.get_trajectory(trajectory.id).head == third.id, "a head does not go back"
+    assert catalog.trajectories.get(trajectory.id).head == third.id, "a head does not go back"
     assert catalog.approvals.list(None, trajectory.id) == [decided]
     assert catalog.compensations.get(undone.entry) == replace(undone, ended_at_ns=6)
     assert catalog.images.find(image.id).name == ""
     assert catalog.images.find(here.name) == here
-    assert catalog.resolve_snapshot("a") == replace(there, tags=("a",))
-    assert catalog.resolve_trajectory("line").id == taken.id
+    assert catalog.refs.find_snapshot("a") == replace(there, tags=("a",))
+    assert catalog.refs.find_trajectory("line").id == taken.id
     own = committed(catalog, third)
-    assert catalog.get_trajectory(trajectory.id).head == own.id
+    assert catalog.trajectories.get(trajectory.id).head == own.id
     child = fork(third, ended, "child")
     further = replace(follow(third, child.id), base=third.id)
     catalog.others.add_missing([], [replace(child, head=further.id)], [SnapshotRow(further)])
-    assert catalog.get_trajectory(child.id) == replace(child, head=further.id)
-    assert tuple(catalog.conversation(further.id)) == said
+    assert catalog.trajectories.get(child.id) == replace(child, head=further.id)
+    assert tuple(catalog.conversations.read(further.id)) == said
 
 
 def the_last_snapshots_become_a_side_branch(catalog: Catalog) -> None:
@@ -269,24 +269,24 @@ def the_last_snapshots_become_a_side_branch(catalog: Catalog) -> None:
     side = TrajectoryID(new_id())
     for _ in range(2):
         catalog.others.split_trajectory(trajectory.id, third.id, side)
-        assert catalog.snapshots(trajectory.id) == [first, second]
-        assert catalog.snapshots(side) == [replace(one, trajectory=side) for one in (third, fourth)]
-        rest, branch = catalog.get_trajectory(trajectory.id), catalog.get_trajectory(side)
+        assert catalog.snapshots.of_trajectory(trajectory.id) == [first, second]
+        assert catalog.snapshots.of_trajectory(side) == [replace(one, trajectory=side) for one in (third, fourth)]
+        rest, branch = catalog.trajectories.get(trajectory.id), catalog.trajectories.get(side)
         assert (rest.head, rest.status, rest.name) == (second.id, TrajectoryStatus.INTERRUPTED, "line")
         assert (branch.head, branch.forked_from, branch.name) == (fourth.id, second.id, None)
-        assert list(catalog.conversation(second.id)) == said[:2]
-        assert list(catalog.conversation(fourth.id)) == said
-        assert catalog.own_messages(third.id) == said[2:3]
+        assert list(catalog.conversations.read(second.id)) == said[:2]
+        assert list(catalog.conversations.read(fourth.id)) == said
+        assert catalog.conversations.own(third.id) == said[2:3]
     assert catalog.approvals.list(None, side) == [replace(asked, trajectory=side)]
     other = committed(catalog, second, "x")
-    assert [one.content for one in catalog.conversation(other.id)] == ["1", "2", "x"]
-    later = committed(catalog, catalog.get_snapshot(fourth.id), "y")
-    assert [one.content for one in catalog.conversation(later.id)] == [*"1234", "y"]
+    assert [one.content for one in catalog.conversations.read(other.id)] == ["1", "2", "x"]
+    later = committed(catalog, catalog.snapshots.get(fourth.id), "y")
+    assert [one.content for one in catalog.conversations.read(later.id)] == [*"1234", "y"]
     refuses(NotFound, catalog.others.split_trajectory, trajectory.id, SnapshotID(new_id()), side)
     whole = TrajectoryID(new_id())
     catalog.others.split_trajectory(trajectory.id, first.id, whole)
-    assert catalog.get_trajectory(whole).head == other.id
-    refuses(NotFound, catalog.get_trajectory, trajectory.id)
+    assert catalog.trajectories.get(whole).head == other.id
+    refuses(NotFound, catalog.trajectories.get, trajectory.id)
 
 
 def what_a_name_a_fork_or_a_question_needs_is_told(catalog: Catalog) -> None:
@@ -295,15 +295,15 @@ def what_a_name_a_fork_or_a_question_needs_is_told(catalog: Catalog) -> None:
     for _ in range(6):
         line.append(committed(catalog, line[-1]))
     tagged, forked, begun, asked, free, head = line[1:]
-    catalog.tag(tagged.id, "kept")
-    catalog.add_trajectories([(fork(forked, trajectory, "child"), None)])
-    catalog.set_began(trajectory.id, begun.id)
+    catalog.refs.tag(tagged.id, "kept")
+    catalog.trajectories.add([(fork(forked, trajectory, "child"), None)])
+    catalog.trajectories.set_began(trajectory.id, begun.id)
     waits = make_approval(asked)
     catalog.approvals.add(waits)
     ids = [one.id for one in (free, first, head, asked, begun, forked, tagged)]
     assert catalog.others.choose_unneeded([*ids, SnapshotID(new_id())]) == [free.id, first.id]
     catalog.approvals.decide(waits.id, ApprovalStatus.DENIED, at_ns=1, by="me", reason=None)
-    catalog.untag("kept")
+    catalog.refs.untag("kept")
     assert catalog.others.choose_unneeded(ids) == [free.id, first.id, asked.id, tagged.id]
     assert catalog.others.choose_unneeded([]) == []
 

@@ -214,7 +214,7 @@ def hostile_names_are_bounded(catalog: Catalog) -> None:
 def values_outlive_every_trajectory(catalog: Catalog) -> None:
     trajectory, _ = started(catalog)
     put(catalog, "k", 1)
-    catalog.remove_trajectory(trajectory.id)
+    catalog.trajectories.remove(trajectory.id)
     assert get(catalog, "k") == 1
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from snapshotd.errors import InternalError, NotFound
-from snapshotd.repo.base import Spool
+from snapshotd.repo.spool import Spool
 from snapshotd.types import BlobID
 from tests.contracts.refusal import refuses
 

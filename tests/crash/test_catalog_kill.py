@@ -20,7 +20,7 @@ from snapshotd.catalog import schema
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.postgres.catalog import PostgresCatalog
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.repo.spool import FileSpool
+from snapshotd.repo.spool import Spool
 from snapshotd.types import SnapshotID, SnapshotState, TrajectoryID
 from tests import long
 from tests.capabilities import require
@@ -32,14 +32,14 @@ from pathlib import Path
 from snapshotd import sqlite
 from snapshotd.catalog.postgres.catalog import PostgresCatalog
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.repo.spool import FileSpool
+from snapshotd.repo.spool import Spool
 from tests.records import begin, follow, fork, make_call, make_image
 from snapshotd.types import Message, RecordID, TreeID
 
 sqlite._CHECKPOINT_PAGES = 30  # many checkpoints, so that many kills fall into one
 sqlite._CHECKPOINT_LIMIT_PAGES = 50
 catalog = PostgresCatalog(sys.argv[3]) if sys.argv[3] else SqliteCatalog(Path(sys.argv[1]) / "catalog.db")
-repository = FileSpool(Path(sys.argv[1]) / "repo")
+repository = Spool(Path(sys.argv[1]) / "repo")
 rng = random.Random(int(sys.argv[2]))
 report = lambda *words: os.write(1, (" ".join(words) + "\\n").encode())
 image = make_image()
@@ -49,14 +49,16 @@ report("ready")
 while True:
     if not lines or rng.random() < 0.05:
         trajectory, head = begin(image)
-        catalog.add_trajectories([(trajectory, head)])
+        catalog.trajectories.add([(trajectory, head)])
     elif rng.random() < 0.05:
         origin, parent = rng.choice(lines)
         trajectory = fork(head := parent, origin)
-        catalog.add_trajectories([(trajectory, None)])
-    elif rng.random() < 0.03 and not any(one.forked_from == s.id for one, _ in lines for s in catalog.snapshots(lines[-1][0].id)):
+        catalog.trajectories.add([(trajectory, None)])
+    elif rng.random() < 0.03 and not {one.forked_from for one, _ in lines} & {
+        one.id for one in catalog.snapshots.of_trajectory(lines[-1][0].id)
+    }:
         report("removing", lines[-1][0].id)
-        catalog.remove_trajectory(lines.pop()[0].id)
+        catalog.trajectories.remove(lines.pop()[0].id)
         continue
     else:
         trajectory, head = lines.pop(rng.randrange(len(lines)))
@@ -64,13 +66,13 @@ while True:
         texts = [str(head.messages + n) for n in range(rng.randrange(4))]
         new = follow(head, trajectory.id, messages=len(texts))
         new = replace(new, call=make_call(output=output), stack=replace(new.stack, layers=new.stack.layers[:32]))
-        catalog.commit_snapshot(new, [Message("user", text) for text in texts], expected_head=head.id)
+        catalog.snapshots.commit(new, [Message("user", text) for text in texts], expected_head=head.id)
         head = new
         if rng.random() < 0.5:
-            ids = [one.id for one in catalog.snapshots(trajectory.id, 3)]
-            catalog.set_stored(rng.choice(ids), TreeID("1" * 64), RecordID("2" * 64))
+            ids = [one.id for one in catalog.snapshots.of_trajectory(trajectory.id, 3)]
+            catalog.snapshots.set_stored(rng.choice(ids), TreeID("1" * 64), RecordID("2" * 64))
             if rng.random() < 0.3:
-                catalog.set_pruned([rng.choice(ids)])
+                catalog.snapshots.set_pruned([rng.choice(ids)])
     report("committed", trajectory.id, head.id)
     lines.append((trajectory, head))
     if rng.random() < 0.1:
@@ -127,7 +129,7 @@ def test_kill_at_any_time_loses_nothing_that_postgresql_has(tmp_path: Path, seed
             if victim == "server":
                 server.start()
             note(lines, committed)
-            with closing(PostgresCatalog(server.url)) as catalog, closing(FileSpool(tmp_path / "repo")) as repository:
+            with closing(PostgresCatalog(server.url)) as catalog, closing(Spool(tmp_path / "repo")) as repository:
                 assert catalog.problems() == []
                 check(catalog, repository, committed)
 
@@ -144,10 +146,7 @@ def note(lines: list[str], committed: dict[str, str]) -> None:
 
 
 def check_file(directory: Path, committed: dict[str, str]) -> None:
-    with (
-        closing(SqliteCatalog(directory / "catalog.db")) as catalog,
-        closing(FileSpool(directory / "repo")) as repository,
-    ):
+    with closing(SqliteCatalog(directory / "catalog.db")) as catalog, closing(Spool(directory / "repo")) as repository:
         # Comes after the catalog is open: a connection without the checksum layer would write the log's pages without.
         connection = apsw.Connection(str(directory / "catalog.db"), flags=apsw.SQLITE_OPEN_READWRITE)
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -157,19 +156,19 @@ def check_file(directory: Path, committed: dict[str, str]) -> None:
     assert os.listdir(directory / "repo" / "tmp") == []
 
 
-def check(catalog: Catalog, repository: FileSpool, committed: dict[str, str]) -> None:
-    snapshots = {snapshot.id: snapshot for snapshot in catalog.all_snapshots()}
+def check(catalog: Catalog, repository: Spool, committed: dict[str, str]) -> None:
+    snapshots = {snapshot.id: snapshot for snapshot in catalog.snapshots.all()}
     assert committed.keys() <= snapshots.keys()
-    assert catalog.unstored() == [one.id for one in snapshots.values() if one.state is SnapshotState.CAPTURED]
+    assert catalog.snapshots.unstored() == [one.id for one in snapshots.values() if one.state is SnapshotState.CAPTURED]
     for snapshot in snapshots.values():
         assert (snapshot.tree is not None) is (snapshot.state is SnapshotState.STORED)
-        assert (catalog.record(snapshot.id) is None) is (snapshot.state is SnapshotState.CAPTURED)
-        said = [message.content for message in catalog.conversation(snapshot.id)]
+        assert (catalog.snapshots.record(snapshot.id) is None) is (snapshot.state is SnapshotState.CAPTURED)
+        said = [message.content for message in catalog.conversations.read(snapshot.id)]
         assert said == [str(number) for number in range(snapshot.messages)]
         if snapshot.call.output and snapshot.call.output != "a" * 64:  # what the records of a first snapshot name
             assert sum(len(piece) for piece in repository.load_blob(snapshot.call.output)) < 3000
-    for trajectory in catalog.trajectories():
-        own = catalog.snapshots(TrajectoryID(trajectory.id))
+    for trajectory in catalog.trajectories.list():
+        own = catalog.snapshots.of_trajectory(TrajectoryID(trajectory.id))
         line = [trajectory.forked_from, *(snapshot.id for snapshot in own)]
         assert [snapshot.parent for snapshot in own] == line[:-1]
         assert trajectory.head == SnapshotID(line[-1] or "")
@@ -209,7 +208,7 @@ def test_kill_during_a_migration_leaves_the_old_or_the_new(tmp_path: Path) -> No
     golden = Path(__file__).parents[1] / "golden" / f"catalog-v{schema.OLDEST}.db"
     path = Path(shutil.copyfile(golden, tmp_path / "catalog.db"))
     whole = SqliteCatalog(Path(shutil.copyfile(golden, tmp_path / "whole.db")))
-    expected = (whole.images.list(), whole.trajectories(), list(whole.all_snapshots()))
+    expected = (whole.images.list(), whole.trajectories.list(), list(whole.snapshots.all()))
     whole.close()
     kills, steps = 0, 20  # opening takes some, too
     while version_of(path) == schema.OLDEST:
@@ -220,5 +219,5 @@ def test_kill_during_a_migration_leaves_the_old_or_the_new(tmp_path: Path) -> No
     assert kills > 5
     assert version_of(path) == schema.VERSION
     catalog = SqliteCatalog(path)
-    assert (catalog.images.list(), catalog.trajectories(), list(catalog.all_snapshots())) == expected
+    assert (catalog.images.list(), catalog.trajectories.list(), list(catalog.snapshots.all())) == expected
     catalog.close()

@@ -35,12 +35,12 @@ def test_a_killed_import_is_whole_or_not_there(tmp_path: Path, failpoint: str, c
     )
     assert result.returncode == failpoints.EXIT_CODE, result.stderr.decode()
     there = World(tmp_path / "there", catalog_file=True)
-    there.store.sweep(there.catalog.referenced_layers)
+    there.store.sweep(there.catalog.snapshots.referenced_layers)
     assert there.is_empty() is not committed
     if not committed:
         there.take((tmp_path / "bundle").read_bytes())
     for snapshot in line:
         assert there.shown(snapshot.id) == here.stored(snapshot)
-    assert set(there.store.layers()) == there.catalog.referenced_layers()
+    assert set(there.store.layers()) == there.catalog.snapshots.referenced_layers()
     here.close()
     there.close()

@@ -269,7 +269,7 @@ def test_a_damaged_output_is_shown_as_damaged(place: Place) -> None:
     """And not as that of a call that printed nothing, which it looks like where only the bytes are gone."""
     snap, snapshot = place.snap, place.snapshots[-1]
     with closing(SqliteCatalog(snap.state_dir / "catalog.db")) as catalog:
-        blob = catalog.get_snapshot(SnapshotID(snapshot)).call.stdout
+        blob = catalog.snapshots.get(SnapshotID(snapshot)).call.stdout
     assert blob is not None
     with closing(Index(snap.state_dir / "repo/index.db", write=False)) as index:
         entry = index.find(bytes.fromhex(blob))

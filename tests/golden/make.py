@@ -23,7 +23,7 @@ from snapshotd.engine.storage import records
 from snapshotd.repo.base import Repository, TreeEntry
 from snapshotd.repo.key import load_key
 from snapshotd.repo.reading.reader import PackReader
-from snapshotd.repo.spool import FileSpool
+from snapshotd.repo.spool import Spool
 from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.base import Store
 from snapshotd.store.open import open_store
@@ -45,7 +45,7 @@ def store_of(folder: Path) -> Store:
 def make(folder: Path) -> None:
     """Fill an empty folder; its path must be absolute."""
     (folder / "store").mkdir()
-    spool = FileSpool(folder)
+    spool = Spool(folder)
     with spool.writer() as blob:
         blob.write(b"an output that is not archived yet\n" * 100)
         kept = blob.save()
@@ -55,11 +55,13 @@ def make(folder: Path) -> None:
         image = make_image(tree=stored_trees.save(repository, {b"etc": {b"passwd": b"root:x:0:0\n"}, b"usr": {}}))
         catalog.images.add(image)
         for one in _history(catalog, repository, kept):
-            line = catalog.get_trajectory(one.trajectory)
+            line = catalog.trajectories.get(one.trajectory)
             tree = stored_trees.save(repository, _plan(repository, one.seq + (10 if line.forked_from else 0)))
             stored = replace(one, tree=tree, state=SnapshotState.STORED)
-            record = repository.save_record(records.encode(stored, line, image, catalog.own_messages(one.id)), None)
-            catalog.set_stored(one.id, tree, record)
+            record = repository.save_record(
+                records.encode(stored, line, image, catalog.conversations.own(one.id)), None
+            )
+            catalog.snapshots.set_stored(one.id, tree, record)
             repository.flush()
     catalog.close()
     spool.close()
@@ -73,7 +75,7 @@ def _history(catalog: Catalog, repository: PackRepository, kept: BlobID) -> list
     first = replace(
         first, call=make_call("start", output=None, stdout=repository.save_bytes(b"printed\n"), stderr=None)
     )
-    catalog.add_trajectories([(line, first)])
+    catalog.trajectories.add([(line, first)])
     taken = [first]
     output = None
     for number in range(2):
@@ -81,15 +83,15 @@ def _history(catalog: Catalog, repository: PackRepository, kept: BlobID) -> list
         call = make_call(f"tool {number}", output=output, stdout=None, stderr=None)
         messages = [Message("user", f"message {number} \udcff"), Message("tool", {"n": number})]
         one = follow(taken[-1], messages=len(messages), call=call)
-        catalog.commit_snapshot(one, messages, expected_head=taken[-1].id)
+        catalog.snapshots.commit(one, messages, expected_head=taken[-1].id)
         taken.append(one)
-    catalog.tag(taken[1].id, "kept")
+    catalog.refs.tag(taken[1].id, "kept")
     branch = fork(taken[1], line, "branch")
-    catalog.add_trajectories([(branch, None)])
+    catalog.trajectories.add([(branch, None)])
     one = follow(taken[1], branch.id, call=make_call(output=None, stdout=None, stderr=None))
-    catalog.commit_snapshot(one, [], expected_head=taken[1].id)
+    catalog.snapshots.commit(one, [], expected_head=taken[1].id)
     waiting = follow(taken[-1], call=make_call(output=kept, stdout=None, stderr=None))
-    catalog.commit_snapshot(waiting, [], expected_head=taken[-1].id)
+    catalog.snapshots.commit(waiting, [], expected_head=taken[-1].id)
     return [*taken, one]
 
 
@@ -128,8 +130,8 @@ def read(folder: Path) -> dict[str, Any]:
     repository = PackReader(store_of(folder), folder / "index.db", load_key(folder))
     try:
         return {
-            "trajectories": [f"{t.id} {t.name} {t.head} {t.forked_from}" for t in catalog.trajectories()],
-            "snapshots": {s.id: _snapshot(catalog, repository, s) for s in catalog.all_snapshots()},
+            "trajectories": [f"{t.id} {t.name} {t.head} {t.forked_from}" for t in catalog.trajectories.list()],
+            "snapshots": {s.id: _snapshot(catalog, repository, s) for s in catalog.snapshots.all()},
             "image": [tree_of(repository, i.tree) for i in catalog.images.list() if i.tree is not None],
         }
     finally:
@@ -138,7 +140,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def _snapshot(catalog: Catalog, repository: Repository, one: Snapshot) -> dict[str, Any]:
-    record = catalog.record(one.id)
+    record = catalog.snapshots.record(one.id)
     return {
         "row": f"{one.parent} {one.trajectory} {one.seq} {one.state} {one.call.name} {one.call.status} {one.tags} {one.messages}",
         "outputs": {
@@ -146,7 +148,7 @@ def _snapshot(catalog: Catalog, repository: Repository, one: Snapshot) -> dict[s
             for blob in (one.call.output, one.call.stdout, one.call.stderr)
             if blob is not None and repository.contains(blob)
         },
-        "conversation": [[m.role, ascii(m.content)] for m in catalog.conversation(one.id)],
+        "conversation": [[m.role, ascii(m.content)] for m in catalog.conversations.read(one.id)],
         "record": None if record is None else hashlib.sha256(repository.load_record(record)).hexdigest(),
         "tree": None if one.tree is None else tree_of(repository, one.tree),
     }

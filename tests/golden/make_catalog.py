@@ -34,10 +34,10 @@ def make(path: Path) -> None:
         for number, snapshot in enumerate(world.grow(24)):
             if number % 3 == 0:
                 world.store(snapshot)
-        catalog.set_state([world.all[1].id], SnapshotState.LOST)
-        catalog.set_pruned([world.all[3].id])
-        for trajectory in catalog.trajectories()[:2]:
-            catalog.draw_fence(trajectory.id)
+        catalog.snapshots.set_state([world.all[1].id], SnapshotState.LOST)
+        catalog.snapshots.set_pruned([world.all[3].id])
+        for trajectory in catalog.trajectories.list()[:2]:
+            catalog.trajectories.draw_fence(trajectory.id)
         _decisions(catalog, world)
         _values(catalog)
         content = read(catalog)
@@ -53,7 +53,7 @@ def _decisions(catalog: Catalog, world: World) -> None:
         asked[1].id, ApprovalStatus.APPROVED, at_ns=CREATED_AT_NS + 1, by="someone", reason=None, edited=([1.5],)
     )
     catalog.approvals.decide(asked[2].id, ApprovalStatus.DENIED, at_ns=CREATED_AT_NS + 2, by=None, reason="no \ud800")
-    entries = [entry for snapshot in world.all for entry in catalog.own_entries(snapshot.id)][:2]
+    entries = [entry for snapshot in world.all for entry in catalog.journal.own(snapshot.id)][:2]
     for entry in entries:
         catalog.compensations.begin(Compensation(entry.id, world.all[0].trajectory, None, CREATED_AT_NS))
     catalog.compensations.end(
@@ -71,20 +71,26 @@ def _values(catalog: Catalog) -> None:
 
 def read(catalog: Catalog) -> dict[str, Any]:
     """All that a catalog holds, in JSON."""
-    snapshots = list(catalog.all_snapshots())
-    entries = {one.id: [asdict(entry) for entry in catalog.own_entries(one.id)] for one in snapshots}
+    snapshots = list(catalog.snapshots.all())
+    entries = {one.id: [asdict(entry) for entry in catalog.journal.own(one.id)] for one in snapshots}
     made_up = [catalog.compensations.get(entry["id"]) for found in entries.values() for entry in found]
     content = {
         "images": [asdict(image) for image in catalog.images.list()],
-        "trajectories": [asdict(trajectory) for trajectory in catalog.trajectories()],
+        "trajectories": [asdict(trajectory) for trajectory in catalog.trajectories.list()],
         "snapshots": [asdict(snapshot) for snapshot in snapshots],
-        "conversations": {one.id: [asdict(message) for message in catalog.conversation(one.id)] for one in snapshots},
-        "layers": sorted(catalog.referenced_layers()),
+        "conversations": {
+            one.id: [asdict(message) for message in catalog.conversations.read(one.id)] for one in snapshots
+        },
+        "layers": sorted(catalog.snapshots.referenced_layers()),
         "blobs": sorted(blobs_of(catalog)),
-        "records": {one.id: catalog.record(one.id) for one in snapshots},
-        "states": {one.id: [catalog.state(one.id), catalog.own_state(one.id)] for one in snapshots},
+        "records": {one.id: catalog.snapshots.record(one.id) for one in snapshots},
+        "states": {
+            one.id: [catalog.conversations.state(one.id), catalog.conversations.own_state(one.id)] for one in snapshots
+        },
         "entries": entries,
-        "unbound": {one.id: [asdict(entry) for entry in catalog.unbound(one.id)] for one in catalog.trajectories()},
+        "unbound": {
+            one.id: [asdict(entry) for entry in catalog.journal.unbound(one.id)] for one in catalog.trajectories.list()
+        },
         "approvals": [asdict(approval) for approval in catalog.approvals.list()],
         "compensations": [asdict(one) for one in made_up if one is not None],
         "values": [asdict(value) for place in _PLACES for value in catalog.values.history(*place)],

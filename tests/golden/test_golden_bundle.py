@@ -29,8 +29,8 @@ def test_it_comes_in(tmp_path: Path) -> None:
         assert result.warnings == ()
         (trajectory,) = result.trajectories
         assert trajectory.name == expected["name"]
-        snapshots = there.catalog.snapshots(trajectory.id)
+        snapshots = there.catalog.snapshots.of_trajectory(trajectory.id)
         assert {one.id: digest(there.shown(one.id)) for one in snapshots} == expected["files"]
-        assert there.catalog.tags() == expected["tags"]
-        assert list(there.catalog.conversation(trajectory.head)) == [Message("user", {"n": n}) for n in range(2)]
+        assert there.catalog.refs.tags() == expected["tags"]
+        assert list(there.catalog.conversations.read(trajectory.head)) == [Message("user", {"n": n}) for n in range(2)]
         there.archive_all()

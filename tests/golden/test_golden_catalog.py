@@ -71,39 +71,42 @@ def test_everything_is_read_after_the_migration(catalog: SqliteCatalog, version:
     assert {one["state"] for one in content["snapshots"]} == {"captured", "lost", "stored", "pruned"}
     assert make_catalog.read(catalog) == content
     assert catalog.get_meta("instance") == "7"
-    assert catalog.unstored() == [one["id"] for one in content["snapshots"] if one["state"] == "captured"]
-    assert catalog.unstored_blobs() <= set(content["blobs"])
+    assert catalog.snapshots.unstored() == [one["id"] for one in content["snapshots"] if one["state"] == "captured"]
+    assert catalog.snapshots.unstored_blobs() <= set(content["blobs"])
 
 
 def test_a_migrated_catalog_goes_on(catalog: SqliteCatalog) -> None:
-    for line in catalog.trajectories():
-        head = catalog.get_snapshot(line.head)
+    for line in catalog.trajectories.list():
+        head = catalog.snapshots.get(line.head)
         entry = make_entry(head, id=SnapshotID("e" + line.id[1:]))
-        before = catalog.unbound(line.id)
-        catalog.begin_entry(line.id, entry, fence=catalog.draw_fence(line.id))
-        *others, began = catalog.unbound(line.id)
+        before = catalog.journal.unbound(line.id)
+        catalog.journal.begin(line.id, entry, fence=catalog.trajectories.draw_fence(line.id))
+        *others, began = catalog.journal.unbound(line.id)
         assert others == before
         assert began == replace(entry, number=began.number)
         new = committed(catalog, head, "after the migration", trajectory=line.id)
-        assert catalog.get_snapshot(new.id) == new
+        assert catalog.snapshots.get(new.id) == new
         assert new.base == head.id
-        assert catalog.own_messages(new.id) == [Message("user", "after the migration")]
+        assert catalog.conversations.own(new.id) == [Message("user", "after the migration")]
         back = committed(catalog, new, "instead", after=head)
-        assert list(catalog.conversation(back.id)) == [*catalog.conversation(head.id), Message("user", "instead")]
-        assert catalog.unbound(line.id) == []
+        assert list(catalog.conversations.read(back.id)) == [
+            *catalog.conversations.read(head.id),
+            Message("user", "instead"),
+        ]
+        assert catalog.journal.unbound(line.id) == []
         catalog.images.set_tree(line.spec.image, TreeID("3" * 64))
-    for snapshot_id in catalog.unstored():
-        catalog.set_stored(snapshot_id, TreeID("1" * 64), RecordID("2" * 64))
-    assert catalog.unstored() == []
-    assert catalog.get_snapshot(new.id).state is SnapshotState.STORED
+    for snapshot_id in catalog.snapshots.unstored():
+        catalog.snapshots.set_stored(snapshot_id, TreeID("1" * 64), RecordID("2" * 64))
+    assert catalog.snapshots.unstored() == []
+    assert catalog.snapshots.get(new.id).state is SnapshotState.STORED
     assert trees_of(catalog) >= {TreeID("1" * 64), TreeID("3" * 64)}
-    for trajectory in reversed(catalog.trajectories()):  # forks first
+    for trajectory in reversed(catalog.trajectories.list()):  # forks first
         with contextlib.suppress(Conflict):  # some go on from each other
-            catalog.remove_trajectory(trajectory.id)
-    assert [line.id for line in catalog.trajectories()] == list(
-        dict.fromkeys(one.trajectory for one in catalog.all_snapshots())
+            catalog.trajectories.remove(trajectory.id)
+    assert [line.id for line in catalog.trajectories.list()] == list(
+        dict.fromkeys(one.trajectory for one in catalog.snapshots.all())
     )
-    assert len(catalog.trajectories()) == 3
+    assert len(catalog.trajectories.list()) == 3
 
 
 def test_a_migrated_catalog_has_the_tables_of_a_new_one(
@@ -133,8 +136,8 @@ def test_experiments_are_kept(catalog: SqliteCatalog) -> None:
     earlier.adopt(catalog)
     (experiment,) = catalog.experiments.list()
     assert experiment.name == "parser"
-    first = catalog.get_snapshot(experiment.snapshot)
-    lines = [line.id for line in catalog.trajectories()[:3]]
+    first = catalog.snapshots.get(experiment.snapshot)
+    lines = [line.id for line in catalog.trajectories.list()[:3]]
     assert first.trajectory == lines[0]
     branches = catalog.experiments.branches("parser")
     assert [(one.called, one.state, one.score, one.trajectory) for one in branches] == [
@@ -148,5 +151,5 @@ def test_experiments_are_kept(catalog: SqliteCatalog) -> None:
 def test_tags_are_kept(catalog: SqliteCatalog, version: int) -> None:
     tagged = {tag: SnapshotID(one["id"]) for one in make_catalog.expected(version)["snapshots"] for tag in one["tags"]}
     assert len(tagged) == 4
-    assert {tag: catalog.resolve_snapshot(tag).id for tag in tagged} == tagged
-    assert catalog.tags() == tagged
+    assert {tag: catalog.refs.find_snapshot(tag).id for tag in tagged} == tagged
+    assert catalog.refs.tags() == tagged

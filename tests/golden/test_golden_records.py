@@ -80,19 +80,19 @@ def test_a_catalog_takes_what_is_read() -> None:
     record = decode(json.dumps(document).encode())
     catalog = SqliteCatalog(":memory:")
     try:
-        catalog.restore_rows(
+        catalog.others.restore(
             [record.image],
             [record.trajectory],
             [SnapshotRow(record.snapshot, record.messages, None, record.entries, record.state)],
         )
         of = record.snapshot.id
-        assert tuple(catalog.conversation(of)) == record.messages
-        assert tuple(catalog.journal(of)) == record.entries
-        assert catalog.state(of) == (record.state or {})
+        assert tuple(catalog.conversations.read(of)) == record.messages
+        assert tuple(catalog.journal.read(of)) == record.entries
+        assert catalog.conversations.state(of) == (record.state or {})
         assert record.entries
         assert record.state
         image = catalog.images.find(record.image.id)
-        kept = records.encode_from(catalog, catalog.get_snapshot(of), image)
+        kept = records.encode_from(catalog, catalog.snapshots.get(of), image)
         assert decode(kept).entries == record.entries
         assert [entry.number for entry in decode(kept).entries] == [entry.number for entry in record.entries]
     finally:

@@ -24,7 +24,7 @@ from snapshotd.repo.format import pack
 from snapshotd.repo.format.index import INDEX_VERSION
 from snapshotd.repo.key import load_key
 from snapshotd.repo.reading.reader import PackReader
-from snapshotd.repo.spool import FileSpool
+from snapshotd.repo.spool import Spool
 from snapshotd.repo.upkeep.maintenance import PackMaintenance
 from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.types import BlobID, SnapshotID, SnapshotState
@@ -54,7 +54,7 @@ def expected(folder: Path) -> dict[str, Any]:
 
 def roots(folder: Path) -> Roots:
     with closing(SqliteCatalog(folder / "catalog.db")) as catalog:
-        stored = [one for one in catalog.all_snapshots() if one.state is SnapshotState.STORED]
+        stored = [one for one in catalog.snapshots.all() if one.state is SnapshotState.STORED]
         trees = {one.tree: str(one.id) for one in stored if one.tree is not None}
         trees.update({image.tree: str(image.id) for image in catalog.images.list() if image.tree is not None})
         outputs = {
@@ -63,7 +63,7 @@ def roots(folder: Path) -> Roots:
             for blob in (one.call.output, one.call.stdout, one.call.stderr)
             if blob is not None
         }
-        return Roots(trees, outputs, dict.fromkeys(catalog.referenced_records(), ""))
+        return Roots(trees, outputs, dict.fromkeys(catalog.snapshots.referenced_records(), ""))
 
 
 def sound(folder: Path) -> int:
@@ -126,7 +126,7 @@ def test_everything_is_read_as_it_was(folder: Path) -> None:
 
 
 def test_an_output_that_waits_is_read(folder: Path) -> None:
-    with closing(FileSpool(folder)) as spool:
+    with closing(Spool(folder)) as spool:
         (blob,) = spool.blobs()
         assert b"".join(spool.load_blob(BlobID(blob))) == b"an output that is not archived yet\n" * 100
 

@@ -81,7 +81,7 @@ class Lines(RuleBasedStateMachine):
     @rule()
     def begin(self) -> None:
         trajectory, first = begin(self.image)
-        self.catalog.add_trajectories([(trajectory, first)])
+        self.catalog.trajectories.add([(trajectory, first)])
         line = Line([])
         self.minds[first.id] = Mind(first, [], [first.id], line, {}, ([], [], None))
         self.trajectories[trajectory.id] = (trajectory, first.id, line)
@@ -93,13 +93,13 @@ class Lines(RuleBasedStateMachine):
         origin = self.pick(where)
         made = fork(origin.snapshot, self.trajectories[origin.snapshot.trajectory][0])
         if not changed:
-            self.catalog.add_trajectories([(made, None)])
+            self.catalog.trajectories.add([(made, None)])
             self.trajectories[made.id] = (made, origin.snapshot.id, Line(origin.journal))
             return
         source = self.pick(back)
         kept = keep % (len(source.said) + 1)
         first = follow(origin.snapshot, made.id, after=source.snapshot, keep=kept)
-        self.catalog.add_trajectories([(replace(made, head=first.id), first)])
+        self.catalog.trajectories.add([(replace(made, head=first.id), first)])
         line = Line(source.journal)
         self.minds[first.id] = Mind(
             first, source.said[:kept], [*source.path, first.id], line, source.state, ([], [], None)
@@ -113,7 +113,7 @@ class Lines(RuleBasedStateMachine):
         trajectory, head, line = self.trajectory(which)
         for whole in complete:
             entry = (ended_entry if whole else make_entry)(self.minds[head].snapshot)
-            self.catalog.begin_entry(trajectory.id, entry)
+            self.catalog.journal.begin(trajectory.id, entry)
             line.begun.append(entry.id)
             if not whole:
                 line.open.add(entry.id)
@@ -124,7 +124,7 @@ class Lines(RuleBasedStateMachine):
         trajectory, _, line = self.trajectory(which)
         if line.open:
             one = sorted(line.open)[call % len(line.open)]
-            self.catalog.end_entry(trajectory.id, Ended(one, CallStatus.DONE, 1))
+            self.catalog.journal.end(trajectory.id, Ended(one, CallStatus.DONE, 1))
             line.open.discard(one)
 
     @precondition(lambda self: self.trajectories)
@@ -155,9 +155,11 @@ class Lines(RuleBasedStateMachine):
         ended = None if ends is None or not line.open else sorted(line.open)[ends % len(line.open)]
         entries = [ended_entry(parent.snapshot) for _ in range(calls)]
         after = None if back is None else source.snapshot
-        call = make_call() if ended is None else make_call(id=ended, arguments=self.catalog.entry(ended).arguments)
+        call = (
+            make_call() if ended is None else make_call(id=ended, arguments=self.catalog.journal.get(ended).arguments)
+        )
         new = follow(parent.snapshot, trajectory.id, messages=texts, after=after, keep=kept, call=call)
-        self.catalog.commit_snapshot(
+        self.catalog.snapshots.commit(
             new,
             [Message("user", text) for text in own],
             expected_head=head,
@@ -192,7 +194,7 @@ class Lines(RuleBasedStateMachine):
             made.forked_from in mine for other, (made, _, _) in self.trajectories.items() if other != trajectory.id
         )
         try:
-            self.catalog.remove_trajectory(trajectory.id)
+            self.catalog.trajectories.remove(trajectory.id)
             assert not used
         except Conflict:
             assert used
@@ -203,7 +205,7 @@ class Lines(RuleBasedStateMachine):
         del self.trajectories[trajectory.id]
         for call in gone[:2]:
             try:
-                self.catalog.entry(call)
+                self.catalog.journal.get(call)
             except NotFound:
                 continue
             raise AssertionError(f"{call} is still there")
@@ -217,30 +219,30 @@ class Lines(RuleBasedStateMachine):
                 self.look(one)
         for trajectory, _, line in self.trajectories.values():
             waiting = [one for one in line.begun if one not in line.bound]
-            assert [entry.id for entry in self.catalog.unbound(trajectory.id)] == waiting
+            assert [entry.id for entry in self.catalog.journal.unbound(trajectory.id)] == waiting
         self.new = []
 
     def look(self, one: SnapshotID) -> None:
         mind, catalog = self.minds[one], self.catalog
-        assert catalog.get_snapshot(one) == mind.snapshot
-        assert [message.content for message in catalog.conversation(one)] == mind.said
-        assert [(entry.id, entry.snapshot) for entry in catalog.journal(one)] == mind.journal
-        assert catalog.state(one) == mind.state
+        assert catalog.snapshots.get(one) == mind.snapshot
+        assert [message.content for message in catalog.conversations.read(one)] == mind.said
+        assert [(entry.id, entry.snapshot) for entry in catalog.journal.read(one)] == mind.journal
+        assert catalog.conversations.state(one) == mind.state
         own = (
-            [message.content for message in catalog.own_messages(one)],
-            [entry.id for entry in catalog.own_entries(one)],
+            [message.content for message in catalog.conversations.own(one)],
+            [entry.id for entry in catalog.journal.own(one)],
         )
-        assert (*own, catalog.own_state(one)) == mind.own
+        assert (*own, catalog.conversations.own_state(one)) == mind.own
 
     def look_closely(self, one: SnapshotID) -> None:
         self.look(one)
         mind = self.minds[one]
         for start in (1, len(mind.said) // 2, len(mind.said)):
-            assert [message.content for message in self.catalog.conversation(one, start)] == mind.said[start:]
+            assert [message.content for message in self.catalog.conversations.read(one, start)] == mind.said[start:]
         for since, other in self.minds.items():
             before = set(other.path) if since in mind.path else set()
             wanted = [entry for entry, by in mind.journal if by not in before]
-            assert [entry.id for entry in self.catalog.journal(one, since)] == wanted
+            assert [entry.id for entry in self.catalog.journal.read(one, since)] == wanted
 
     # -- choosing ------------------------------------------------------------------------------------------------------
 

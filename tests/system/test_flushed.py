@@ -64,7 +64,7 @@ def test_a_snapshot_that_repair_gives_up_stays_lost(
     monkeypatch.setattr(engine.life._upkeep, "_find_unreadable", lambda _: {stored.tree})
     assert taken.id in engine.storage.repair(lambda _: None).lost
     with left() as catalog:
-        assert catalog.get_snapshot(taken.id).state is SnapshotState.LOST
+        assert catalog.snapshots.get(taken.id).state is SnapshotState.LOST
 
 
 def test_the_mark_of_a_clean_end_stays(engine: Engine, left: Left) -> None:

@@ -445,7 +445,7 @@ class Browsed:
         self.point.mkdir()
 
     def store(self, snapshot: Snapshot, tree: TreeID) -> None:
-        self.catalog.set_stored(snapshot.id, tree, RecordID("e" * 64))
+        self.catalog.snapshots.set_stored(snapshot.id, tree, RecordID("e" * 64))
 
     def mount(self, *more: str) -> MountProcess:
         child = MountProcess([*CHILD, "browse", str(self.rig.saved()), str(self.catalog_path), str(self.point), *more])
@@ -548,13 +548,13 @@ def test_listings_are_current_and_only_stored_snapshots_are_there(browsed: Brows
     assert os.listdir(numbers) == os.listdir(snapshots) == os.listdir(tags) == []
     assert not (numbers / "0").exists()
     browsed.store(browsed.first, tree)
-    browsed.catalog.tag(browsed.first.id, "good")
+    browsed.catalog.refs.tag(browsed.first.id, "good")
     assert os.listdir(numbers) == ["0"]
     assert os.listdir(snapshots) == [browsed.first.id]
     assert os.listdir(tags) == ["good"]
     poll(lambda: (numbers / "0").is_dir() and (tags / "good").is_dir())
     assert os.readlink(tags / "good") == f"../snapshots/{browsed.first.id}"
-    browsed.catalog.set_pruned([browsed.first.id])
+    browsed.catalog.snapshots.set_pruned([browsed.first.id])
     assert os.listdir(numbers) == os.listdir(snapshots) == os.listdir(tags) == []
     poll(lambda: not (numbers / "0").exists() and not (tags / "good").exists())
     for name in ("00", "-1", "1" * 30, "0 ", "x"):

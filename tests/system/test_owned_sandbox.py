@@ -12,7 +12,7 @@ import pytest
 
 from snapshotd.api.commands import ExecRequest
 from snapshotd.api.trajectories import RunAgentRequest
-from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.catalog.tables.snapshots import SnapshotTable
 from snapshotd.engine.base import EditRequest, ExecResult, FileEdit
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.history import editing, effects
@@ -230,7 +230,7 @@ def test_a_stop_that_fails_leaves_the_sandbox_as_it_was(agent: Agent, monkeypatc
         raise OutOfSpace("the catalog's disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(SqliteCatalog, "commit_snapshot", refuse)
+        patch.setattr(SnapshotTable, "commit", refuse)
         with pytest.raises(OutOfSpace):
             agent.engine.runs.stop(agent.id)
     assert own(agent, execute(agent, "echo mine > own")) == b"mine\n"

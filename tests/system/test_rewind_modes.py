@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.catalog.tables.snapshots import SnapshotTable
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import Conflict, OutOfSpace, SandboxFailed
 from snapshotd.types import CallStatus, SideEffect, Snapshot
@@ -102,7 +102,7 @@ def test_a_rewind_of_files_that_fails_keeps_what_no_snapshot_has(agent: Agent) -
         raise OutOfSpace("the catalog's disk is full")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SqliteCatalog, "commit_snapshot", refuse)
+        patch.setattr(SnapshotTable, "commit", refuse)
         with pytest.raises(OutOfSpace):
             agent.engine.branching.rewind(agent.id, one.id, mode="files")
     agent.tool("write", {}, "echo three > three")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from snapshotd.catalog.base import Catalog
-from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.catalog.tables.snapshots import SnapshotTable
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.storage import cold, evict, records
 from snapshotd.errors import OutOfSpace
@@ -55,7 +55,7 @@ def test_a_step_that_is_never_committed(engine: Engine, runtime: str, script: st
     store = engine.life._context.store
     before = dict(store._held)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SqliteCatalog, "commit_snapshot", refuse)
+        patch.setattr(SnapshotTable, "commit", refuse)
         for number in (1, 2):
             with pytest.raises(OutOfSpace):
                 agent.tool("write", {}, script.format(number))
@@ -72,21 +72,21 @@ def test_a_copy_that_is_never_committed(engine: Engine) -> None:
     agent = mind_rig.agent(engine)
     agent.tool("write", {}, COPIED.format(0))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SqliteCatalog, "commit_snapshot", refuse)
+        patch.setattr(SnapshotTable, "commit", refuse)
         for number in (1, 2):
             with pytest.raises(OutOfSpace):
                 agent.tool("write", {}, SEALED.format(number))
     last = agent.tool("write", {}, SEALED.format(3))
     assert last.method == way.COPY
     engine.life._background.wait()
-    assert set(_filled(engine)) == {*engine.life._catalog.referenced_layers(), agent.sandbox.root.upper}
+    assert set(_filled(engine)) == {*engine.life._catalog.snapshots.referenced_layers(), agent.sandbox.root.upper}
 
 
 def test_a_stop_without_room_says_how_to_end_without_a_last_snapshot(engine: Engine) -> None:
     agent = mind_rig.agent(engine)
     head = agent.tool("write", {}, SEALED.format(0))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SqliteCatalog, "commit_snapshot", refuse)
+        patch.setattr(SnapshotTable, "commit", refuse)
         with pytest.raises(OutOfSpace):
             agent.tool("write", {}, SEALED.format(1))
         with pytest.raises(

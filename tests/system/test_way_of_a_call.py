@@ -83,7 +83,7 @@ class Trace:
     def __call__(self, frame: FrameType, event: str, returned: Any) -> None:
         if self.committed or not threading.current_thread().name.startswith("agent-"):
             return
-        if frame.f_code.co_name == "commit_snapshot":
+        if frame.f_code.co_qualname == "SnapshotTable.commit":
             self.committed = True
         place, caller = place_of(frame), caller_of(frame)
         stage = stage_of(place)

@@ -64,8 +64,9 @@ FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("cli", "fleet"): ("base", "forgetting", "opening", "places"),  # the tables are looked at without a daemon
     ("fleet", "catalog"): ("database", "postgres.catalog", "postgres.driver"),  # its tables stand beside the catalog's
     ("engine", "store"): ("base", "open"),  # the doctor asks a node's bucket
-    ("engine", "repo"): ("base", "fleet.blocks.measure"),  # and measures its cache, without a daemon
-    ("engine", "secrets"): ("base", "configured", "redactor", "stream"),  # not which vault
+    ("engine", "images"): ("base", "store"),
+    ("engine", "repo"): ("base", "spool", "fleet.blocks.measure"),  # and measures its cache, without a daemon
+    ("engine", "secrets"): ("base", "configured", "redactor", "stream", "vault"),
 }
 """(importer, imported): the only modules it may import. The other side of the socket knows the words of the engine, not
 the engine."""
@@ -340,7 +341,7 @@ def test_every_package_is_in_the_tables() -> None:
         ("engine/sandbox/step.py", "snapshotd.layers.pivot.pivot", True),
         ("catalog/sqlite.py", "snapshotd.sqlite.Database", True),
         ("catalog/postgres/driver.py", "psycopg", True),
-        ("catalog/sql.py", "psycopg", False),
+        ("catalog/base.py", "psycopg", False),
         ("sqlite.py", "snapshotd.catalog.schema", False),
         ("engine/sandbox/step.py", "snapshotd.daemon.http.api", False),
         ("daemon/wiring.py", "snapshotd.catalog.sqlite.SqliteCatalog", True),
@@ -382,7 +383,7 @@ def test_every_package_is_in_the_tables() -> None:
         ("gateway/forward.py", "httpx2", True),
         ("engine/sandbox/step.py", "httpx2", False),
         ("engine/sandbox/step.py", "snapshotd.secrets.redactor.Funnel", True),
-        ("engine/sandbox/step.py", "snapshotd.secrets.vault.FileVault", False),
+        ("engine/sandbox/step.py", "snapshotd.secrets.key.load_key", False),
         ("secrets/vault.py", "snapshotd.catalog.base", False),
         ("integrations/langgraph/saver.py", "snapshotd.sqlite.Database", True),
         ("integrations/langgraph/saver.py", "snapshotd.kernel.files", False),

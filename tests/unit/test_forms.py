@@ -48,7 +48,7 @@ def test_few_places_list_the_fields_of_a_snapshot() -> None:
     ]
     assert sorted(found) == [
         ("api/snapshots.py", "ClassDef"),
-        ("daemon/http/words.py", "Dict"),  # the meaning of every word
+        ("cli/reference.py", "Dict"),  # the words of --json that no record describes alone
         ("engine/storage/records.py", "Dict"),  # the rows of the catalog are lists of columns
         ("integrations/mcp/answers.py", "ClassDef"),  # what a model reads of one
         ("types.py", "ClassDef"),

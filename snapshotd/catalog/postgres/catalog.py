@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from snapshotd.catalog import schema
-from snapshotd.catalog.sql import SqlCatalog
+from snapshotd.catalog.base import Catalog
 from snapshotd.errors import DataLoss, Unsupported, check_format
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ _OLDEST = 7
 """The first version that was in PostgreSQL."""
 
 
-class PostgresCatalog(SqlCatalog):
+class PostgresCatalog(Catalog):
     def __init__(self, url: str, *, schema_name: str = "snapshotd") -> None:
         """Open the catalog in the schema `schema_name` of the database at `url`, creating it if there is none. Errors: as
         `open_database`."""

@@ -13,20 +13,21 @@ from snapshotd.api.record import ApiRecord, forms_of
 
 def describe(openapi: dict[str, Any]) -> dict[str, Any]:
     """The description with the docstrings of the records, and with the members that they have in JSON only."""
-    records = _records(ApiRecord)
+    records = find_records(ApiRecord)
     for name, schema in openapi["components"]["schemas"].items():
         if (record := records.get(name.removesuffix("-Input").removesuffix("-Output"))) is not None:
             _describe(record, schema)
     return openapi
 
 
-def _records(base: type[ApiRecord]) -> dict[str, type[ApiRecord]]:
+def find_records(base: type[ApiRecord]) -> dict[str, type[ApiRecord]]:
+    """Name to record, of all that are built on `base` and imported."""
     found = {cls.__name__: cls for cls in base.__subclasses__()}
-    return found | {name: cls for direct in base.__subclasses__() for name, cls in _records(direct).items()}
+    return found | {name: cls for direct in base.__subclasses__() for name, cls in find_records(direct).items()}
 
 
 def _describe(record: Any, schema: dict[str, Any]) -> None:
-    about, forms = _docstrings(record), forms_of(record)
+    about, forms = docstrings(record), forms_of(record)
     if "" in about:
         schema["description"] = about[""]
     properties: dict[str, Any] = {}
@@ -38,7 +39,7 @@ def _describe(record: Any, schema: dict[str, Any]) -> None:
         schema["required"] = [name if name in properties else f"{name}_b64" for name in schema["required"]]
 
 
-def _docstrings(record: type[ApiRecord]) -> dict[str, str]:
+def docstrings(record: type[ApiRecord]) -> dict[str, str]:
     """Name of a field to its docstring, also of the record's bases; the record's own has the name ""."""
     found: dict[str, str] = {}
     for cls in reversed(record.__mro__):

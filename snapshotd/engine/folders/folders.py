@@ -54,13 +54,13 @@ class Folders:
         with self._held.hold(user, root) as folder:
             self._recorder.settle(folder, root)
             snapshot = self._recorder.commit(folder, root, FolderScan(), marker("checkpoint", {"name": name}))
-            self._catalog.tag(snapshot.id, known_as)
+            self._catalog.refs.tag(snapshot.id, known_as)
             return snapshot
 
     def snapshot(self, user: HostUser, root: int, ref: str) -> Snapshot:
         """A snapshot of the user's folder, by its id, the beginning of that, or the name of a checkpoint. NotFound. No
         other snapshot is looked at: neither the answer nor the time that it takes tells of any."""
-        all_of_it = self._catalog.snapshots(self.trajectory(user, root).id)
+        all_of_it = self._catalog.snapshots.of_trajectory(self.trajectory(user, root).id)
         names = {ref, f"{ref}@{user.uid}"}
         found = [one for one in all_of_it if one.id == ref] or [one for one in all_of_it if names & {*one.tags}]
         if not found and len(ref) >= MIN_PREFIX_CHARS:

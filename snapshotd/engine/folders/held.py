@@ -56,7 +56,7 @@ class HeldFolders:
         if found is None:
             raise NotFound(f"no snapshot was taken of {place.path} yet; `snapshotd hooks install` in it begins")
         self._places.note_path(place, found)
-        return self._catalog.get_trajectory(found)
+        return self._catalog.trajectories.get(found)
 
     @contextlib.contextmanager
     def hold(self, user: HostUser, root: int, *, longest_s: float = math.inf) -> Iterator[OpenFolder]:
@@ -69,7 +69,7 @@ class HeldFolders:
             if folder is None or known != folder.trajectory:
                 if known is None:
                     known = self._begin(user, place)
-                folder = OpenFolder(user, known, self._catalog.draw_fence(known))
+                folder = OpenFolder(user, known, self._catalog.trajectories.draw_fence(known))
                 self._folders[user.uid, place.identity] = folder
             self._folders[user.uid, place.identity] = self._folders.pop((user.uid, place.identity))  # the last one used
             self._places.note_path(place, known)
@@ -107,7 +107,7 @@ class HeldFolders:
     @contextlib.contextmanager
     def reopen(self, trajectory: Trajectory, opener: Opener) -> Iterator[tuple[OpenFolder, int]]:
         """The folder of a trajectory, and its descriptor."""
-        facts = self._catalog.snapshots(trajectory.id)[0].call.arguments
+        facts = self._catalog.snapshots.of_trajectory(trajectory.id)[0].call.arguments
         path = self._places.path_of(trajectory.id) or facts["folder"]
         try:
             user = HostUser.of(facts["uid"])
@@ -158,7 +158,7 @@ class HeldFolders:
             status=TrajectoryStatus.STOPPED,
             created_at_ns=now,
         )
-        self._catalog.add_trajectories([(trajectory, snapshot)])
+        self._catalog.trajectories.add([(trajectory, snapshot)])
         hit("engine.folders.begun")
         config = self._context.config  # named snapshots stay in any case
         kept = Policy(keep_last=config.folder_keep_last, keep_within_s=config.folder_keep_s)

@@ -152,7 +152,7 @@ class HookCalls:
         if writers.closed:
             return  # an agent that ended together with this one was told, too
         try:
-            line = self._catalog.get_trajectory(trajectory)
+            line = self._catalog.trajectories.get(trajectory)
             with writers.open_root() as root, self._held.reopen(line, Opener(root)) as (folder, _):
                 self._end_lost(folder, root)
         except (SnapshotdError, OSError) as exc:

@@ -146,7 +146,7 @@ class KnownFolders:
         name = _NO_NAME.sub("-", os.path.basename(path)).strip("-._")[:48]
         if not name or ID_FORM.fullmatch(name):
             return None
-        taken = {one.name for one in self._catalog.trajectories()} | self._catalog.tags().keys()
+        taken = {one.name for one in self._catalog.trajectories.list()} | self._catalog.refs.tags().keys()
         tried = (own_name(user, name if n == 1 else f"{name}-{n}") for n in range(1, _NAMESAKES))
         return next((one for one in tried if one not in taken), None)
 
@@ -154,7 +154,7 @@ class KnownFolders:
         found = self._catalog.get_meta(key)
         if found:
             with contextlib.suppress(NotFound):
-                return self._catalog.get_trajectory(TrajectoryID(found)).id
+                return self._catalog.trajectories.get(TrajectoryID(found)).id
         return None
 
 

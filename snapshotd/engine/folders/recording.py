@@ -106,7 +106,7 @@ class FolderRecorder:
         scan, touches = self.find_changes(folder, root)
         parts = parts_of(scan, touches, folder.calls, closing, folder.agents)
         if folder.cut_off is not None and scan:
-            with look.open_view(self._context, self._catalog.get_snapshot(folder.cut_off.to)) as after:
+            with look.open_view(self._context, self._catalog.snapshots.get(folder.cut_off.to)) as after:
                 folder.cut_off.claim(parts, PuttingBack(root, folder.user, after, after, folder.cut_off.place))
         return parts
 
@@ -121,7 +121,7 @@ class FolderRecorder:
         self, folder: OpenFolder, root: int, part: Part, event: HookEvent, *, status: CallStatus | None = None
     ) -> Snapshot:
         """Record a call that has ended, with its part of the changes."""
-        conceal = self._context.secrecy.of(self._catalog.get_trajectory(folder.trajectory)).conceal
+        conceal = self._context.secrecy.of(self._catalog.trajectories.get(folder.trajectory)).conceal
         if status is None:
             status = CallStatus.DONE if event.error is None else CallStatus.FAILED
         arguments, error = conceal(event.arguments), conceal(event.error)
@@ -197,7 +197,7 @@ class FolderRecorder:
             values = self.session_of(head if follows is None else follows) if session is None else session
             noted = {KEY: changes.record(snapshot.seq)} if changes is not None else {}
             try:
-                self._catalog.commit_snapshot(
+                self._catalog.snapshots.commit(
                     snapshot,
                     tuple(messages),
                     expected_head=head.id,
@@ -239,12 +239,12 @@ class FolderRecorder:
         reader = folder.readers.get(event.session)
         if reader is None:
             place = {} if last is None else self.session_of(last)
-            recorded = () if last is None else self._catalog.conversation(last.id)
+            recorded = () if last is None else self._catalog.conversations.read(last.id)
             while len(folder.readers) >= MOST_SESSIONS:
                 del folder.readers[next(iter(folder.readers))]
             reader = folder.readers[event.session] = transcripts.TranscriptReader.at(place, recorded)
         messages = reader.read(event, self._user_files.of(folder.user))
-        conceal = self._context.secrecy.of(self._catalog.get_trajectory(folder.trajectory)).conceal
+        conceal = self._context.secrecy.of(self._catalog.trajectories.get(folder.trajectory)).conceal
         session = {
             "agent": event.agent,
             "session": event.session,
@@ -255,24 +255,24 @@ class FolderRecorder:
         }
         concealed = [Message(message.role, conceal(message.content)) for message in messages]
         if last is None:
-            return self._catalog.snapshots(folder.trajectory)[0], session, concealed
+            return self._catalog.snapshots.of_trajectory(folder.trajectory)[0], session, concealed
         return (None if last.id == head.id else last), session, concealed
 
     def _last_of(self, folder: OpenFolder, head: Snapshot, session: str) -> Snapshot | None:
         """The last snapshot of a session; None for a new one."""
         if self.session_of(head).get("session") == session:
             return head
-        for snapshot in reversed(self._catalog.snapshots(folder.trajectory, 1000)):
+        for snapshot in reversed(self._catalog.snapshots.of_trajectory(folder.trajectory, 1000)):
             if self.session_of(snapshot).get("session") == session:
                 return snapshot
         return None
 
     def session_of(self, snapshot: Snapshot) -> dict[str, Any]:
-        found = self._catalog.state(snapshot.id).get("values", {})
+        found = self._catalog.conversations.state(snapshot.id).get("values", {})
         return dict(found)
 
     def head(self, folder: OpenFolder) -> Snapshot:
-        return self._catalog.get_snapshot(self._catalog.get_trajectory(folder.trajectory).head)
+        return self._catalog.snapshots.get(self._catalog.trajectories.get(folder.trajectory).head)
 
     def scan(self, folder: OpenFolder, root: int) -> FolderScan:
         self._watches.use(folder.watch, folder.user.uid)
@@ -312,7 +312,7 @@ class FolderRecorder:
         if folder.cut_off is not None:
             return
         try:
-            head, to = map(self._catalog.get_snapshot, (cut_off.head, cut_off.to))
+            head, to = map(self._catalog.snapshots.get, (cut_off.head, cut_off.to))
             with look.open_view(self._context, head) as before, look.open_view(self._context, to) as after:
                 putting = PuttingBack(root, folder.user, before, after, cut_off.place)
                 putting.recover(cut_off.paths)

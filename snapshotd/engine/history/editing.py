@@ -98,7 +98,7 @@ class Editing:
                 self._sessions.stop(trajectory, keep=False)
                 self._forget(trajectory.id)
                 raise
-        return self._catalog.get_trajectory(trajectory.id)
+        return self._catalog.trajectories.get(trajectory.id)
 
     def making(self) -> AbstractContextManager[Announce]:
         """See `HalfMade.making`."""
@@ -111,7 +111,7 @@ class Editing:
             check_file(item)
         if request.result is not None or request.messages is not None or request.add_messages or request.drop_messages:
             self._check_is_heard(source)
-        self._plan_mind(self._catalog.get_trajectory(source.trajectory), source, request)
+        self._plan_mind(self._catalog.trajectories.get(source.trajectory), source, request)
 
     def change(
         self, trajectory: Trajectory, source: Snapshot, request: EditRequest, asked: RequestKey | None = None
@@ -122,9 +122,9 @@ class Editing:
         assert sandbox is not None
         mind = self._plan_mind(trajectory, source, request)
         self._set_env(sandbox, request.env)
-        began = self._catalog.get_trajectory(source.trajectory).began
+        began = self._catalog.trajectories.get(source.trajectory).began
         if began is not None:
-            self._catalog.set_began(trajectory.id, began)
+            self._catalog.trajectories.set_began(trajectory.id, began)
         with self._rewinding.quieten(sandbox, "edit"):
             self._replace(sandbox, source, request.files)
             sandbox.mind.messages[:] = mind.added
@@ -150,7 +150,7 @@ class Editing:
         entries = self._entries(source, request, conceal)
         follows = source
         if entries is not None and source.continues is not None:
-            follows = self._catalog.get_snapshot(source.continues)
+            follows = self._catalog.snapshots.get(source.continues)
         held: tuple[Message, ...] = ()
         kept, added = self._messages(source, follows, request, conceal)
         if trajectory.agent is not None and self._ends_in_open_call(source, request):
@@ -162,13 +162,13 @@ class Editing:
         """True if the conversation ends in a call whose result its program tells later."""
         if not request.add_messages or request.messages is not None or request.drop_messages:
             return False
-        end = self._catalog.conversation(source.id, max(0, source.messages - LOOKED_AT))
+        end = self._catalog.conversations.read(source.id, max(0, source.messages - LOOKED_AT))
         return not is_result(request.add_messages[0]) and bool(unanswered(end))
 
     def _check_is_heard(self, source: Snapshot) -> None:
         """Check that the agent would send its model a changed result or message. UsageError: an agent behind the gateway sends
         what it remembers itself."""
-        entries = list(self._catalog.journal(source.id))
+        entries = list(self._catalog.journal.read(source.id))
         on_wire = [entry for entry in entries if entry.kind is EntryKind.MODEL and entry.details.get("gateway")]
         apart = any(LANE in entry.details for entry in on_wire)
         own = [entry for entry in entries if entry.kind is EntryKind.TOOL and apart and LANE not in entry.details]
@@ -185,7 +185,7 @@ class Editing:
         """The snapshot's entries with the call's new result; None: the entries stay."""
         if request.result is None:
             return None
-        own = self._catalog.own_entries(source.id)
+        own = self._catalog.journal.own(source.id)
         if not any(entry.id == source.call.id for entry in own) or source.continues is None:
             raise UsageError(
                 f"snapshot {short(source.id)} has no result that could be edited: it is not of a call of a program"
@@ -211,13 +211,13 @@ class Editing:
         kept = min(source.messages, follows.messages)
         if request.messages is not None:
             whole = [_conceal(message, conceal) for message in request.messages]
-            recorded = islice(self._catalog.conversation(source.id), kept)
+            recorded = islice(self._catalog.conversations.read(source.id), kept)
             kept = Retelling.count_same(recorded, whole[: len(whole) - request.drop_messages])
             rest = whole[kept : max(kept, len(whole) - request.drop_messages)]
         else:
             end = source.messages - request.drop_messages
             kept = min(kept, end)
-            rest = list(islice(self._catalog.conversation(source.id, kept), end - kept))
+            rest = list(islice(self._catalog.conversations.read(source.id, kept), end - kept))
         added = [*rest, *(_conceal(message, conceal) for message in request.add_messages)]
         size = sum(len(message.role) + len(json.dumps(message.content)) for message in added)
         if size > MAX_PENDING_BYTES:
@@ -227,7 +227,7 @@ class Editing:
         return kept, added
 
     def _state(self, source: Snapshot, request: EditRequest, conceal: Callable[[Any], Any]) -> dict[str, Any]:
-        state = self._catalog.state(source.id)
+        state = self._catalog.conversations.state(source.id)
         values = dict(state.get("values", {}))
         for key, value in request.state:
             if value is None:
@@ -249,7 +249,7 @@ class Editing:
         changed = secrecy.environment(trajectory.id, env, ())
         names = {name for name, _ in changed}
         whole = (*((name, value) for name, value in trajectory.env if name not in names), *changed)
-        self._catalog.set_env(trajectory.id, whole)
+        self._catalog.trajectories.set_env(trajectory.id, whole)
         secrecy.forget_funnels(trajectory.id)
         sandbox.renew(replace(trajectory, env=whole))
 

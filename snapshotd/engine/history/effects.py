@@ -67,18 +67,18 @@ class Effects:
 
     def beyond(self, trajectory: Trajectory, target: Snapshot) -> list[Effect]:
         """The effects that going back from the trajectory's head to `target` leaves behind, newest first."""
-        present = [*self._catalog.journal(trajectory.head), *self._catalog.unbound(trajectory.id)]
-        return self._effects(trajectory.id, present, self._catalog.journal(target.id))
+        present = [*self._catalog.journal.read(trajectory.head), *self._catalog.journal.unbound(trajectory.id)]
+        return self._effects(trajectory.id, present, self._catalog.journal.read(target.id))
 
     def left_behind(self, trajectory: Trajectory) -> list[Effect]:
         """See `BranchingService.effects`. Cost: the journals that rewinds left."""
-        present = [*self._catalog.journal(trajectory.head), *self._catalog.unbound(trajectory.id)]
+        present = [*self._catalog.journal.read(trajectory.head), *self._catalog.journal.unbound(trajectory.id)]
         return self._effects(trajectory.id, self._abandoned_entries(trajectory.id), present)
 
     def _abandoned_entries(self, trajectory: TrajectoryID) -> Iterable[JournalEntry]:
-        for snapshot in self._catalog.snapshots(trajectory):
+        for snapshot in self._catalog.snapshots.of_trajectory(trajectory):
             if snapshot.follows is not None and snapshot.parent is not None:
-                yield from self._catalog.journal(snapshot.parent, since=snapshot.follows)
+                yield from self._catalog.journal.read(snapshot.parent, since=snapshot.follows)
 
     def _effects(
         self, trajectory: TrajectoryID, entries: Iterable[JournalEntry], held: Iterable[JournalEntry]

@@ -43,12 +43,12 @@ class Merging:
 
     def merge(self, into: Trajectory, request: MergeRequest) -> Merged:
         """See `BranchingService.merge`."""
-        return self._merge(into, into.head, self._catalog.resolve_snapshot(request.source).id, request)
+        return self._merge(into, into.head, self._catalog.refs.find_snapshot(request.source).id, request)
 
     def recall(self, made: Snapshot, request: MergeRequest) -> Merged:
         """The answer to the merge that has made this snapshot, once more."""
         assert made.parent is not None
-        into = self._catalog.get_trajectory(made.trajectory)
+        into = self._catalog.trajectories.get(made.trajectory)
         return self._merge(into, made.parent, SnapshotID(made.call.arguments["from"]), request, made)
 
     def _merge(
@@ -59,7 +59,7 @@ class Merging:
         request: MergeRequest,
         taken: Snapshot | None = None,
     ) -> Merged:
-        find, pins = self._catalog.resolve_snapshot, self._context.pins
+        find, pins = self._catalog.refs.find_snapshot, self._context.pins
         base_id = self._common(source, head_id) if request.base is None else find(request.base).id
         with pins.pinned(source) as theirs, pins.pinned(head_id) as head, pins.pinned(base_id) as base:
             plan = self._plan(base, theirs, head, split(request.path))
@@ -70,7 +70,7 @@ class Merging:
 
     def _common(self, source: SnapshotID, head: SnapshotID) -> SnapshotID:
         """The last snapshot that both go on from."""
-        find = self._catalog.resolve_snapshot
+        find = self._catalog.refs.find_snapshot
         known = {one.id for one in lineage(find, source)}
         for one in reversed(lineage(find, head)):
             if one.id in known:

@@ -49,12 +49,14 @@ class Promotion:
                 if compensate:
                     with self._rewinding.quieten(sandbox, "promote a branch to"):
                         self._rewinding.settle(sandbox, mind=True)
-                        left = self._effects.beyond(self._catalog.get_trajectory(target.id), head)
+                        left = self._effects.beyond(self._catalog.trajectories.get(target.id), head)
                     self._effects.run_all(target, left, "`snapshotd promote --yes` leaves the call behind")
                 with self._rewinding.quieten(sandbox, "promote a branch to"):
                     self._rewinding.settle(sandbox, mind=True)
                     if sandbox.head != common.id and not (leave_behind or compensate):
-                        raise Conflict(self._divergence(branch, self._catalog.get_trajectory(target.id), head, common))
+                        raise Conflict(
+                            self._divergence(branch, self._catalog.trajectories.get(target.id), head, common)
+                        )
                     arguments = {"branch": branch.id, "of": head.id, "since": common.id, "from": sandbox.head}
                     return self._rewinding.switch(
                         sandbox,
@@ -62,7 +64,7 @@ class Promotion:
                         files=head,
                         follows=common,
                         entries=entries,
-                        state=self._catalog.state(head.id),
+                        state=self._catalog.conversations.state(head.id),
                         messages=messages,
                         keep_messages=kept,
                     )
@@ -74,7 +76,7 @@ class Promotion:
             raise Conflict(
                 f"{short(branch.id)} was not forked, so there is no trajectory that it could be the head of; promote a fork"
             )
-        return self._catalog.get_trajectory(self._catalog.get_snapshot(branch.forked_from).trajectory)
+        return self._catalog.trajectories.get(self._catalog.snapshots.get(branch.forked_from).trajectory)
 
     def _check_related(self, branch: Trajectory, target: Trajectory) -> None:
         at = branch
@@ -96,7 +98,7 @@ class Promotion:
                     self._rewinding.settle(sandbox, mind=True)
             finally:
                 self._sessions.services.revive(sandbox)
-        return self._catalog.get_trajectory(branch.id).head
+        return self._catalog.trajectories.get(branch.id).head
 
     def _common(self, branch: Trajectory, target: Trajectory, head: Snapshot) -> Snapshot:
         """The last snapshot before the branch's head that is in the target's history, too."""
@@ -106,7 +108,7 @@ class Promotion:
                 raise Conflict(
                     f"{short(branch.id)} has nothing in common with {short(target.id)}; fork it and go on there"
                 )
-            at = self._catalog.get_snapshot(at.continues)
+            at = self._catalog.snapshots.get(at.continues)
         if at.id == head.id:
             raise Conflict(
                 f"{short(branch.id)} has taken no step since {short(head.id)}, where it was forked; there is nothing to promote"
@@ -114,7 +116,7 @@ class Promotion:
         return at
 
     def _divergence(self, branch: Trajectory, target: Trajectory, head: Snapshot, common: Snapshot) -> str:
-        own = self._catalog.snapshots(target.id)
+        own = self._catalog.snapshots.of_trajectory(target.id)
         steps = sum(one.seq > common.seq for one in own) if common.trajectory == target.id else len(own)
         left = self._effects.beyond(target, head)
         calls = f", with {number_of(len(left), 'irreversible call')}" if left else ""
@@ -129,7 +131,7 @@ class Promotion:
     def _messages_since(self, head: Snapshot, kept: int) -> list[Message]:
         return list(
             _check_size(
-                islice(self._catalog.conversation(head.id, kept), head.messages - kept),
+                islice(self._catalog.conversations.read(head.id, kept), head.messages - kept),
                 lambda message: message.content,
                 head,
             )
@@ -137,8 +139,8 @@ class Promotion:
 
     def _copy_entries(self, branch: Trajectory, head: Snapshot, common: Snapshot) -> list[JournalEntry]:
         """Copies of the entries since the common snapshot, with their results."""
-        ended = (entry for entry in self._catalog.unbound(branch.id) if entry.status is not None)
-        recorded = [*self._catalog.journal(head.id, since=common.id), *ended]
+        ended = (entry for entry in self._catalog.journal.unbound(branch.id) if entry.status is not None)
+        recorded = [*self._catalog.journal.read(head.id, since=common.id), *ended]
         ids = {entry.id: CallID(new_id()) for entry in recorded}
         copies = (self._copy(entry, ids, common) for entry in recorded)
         return list(_check_size(copies, lambda entry: [entry.arguments, entry.result, entry.details], head))

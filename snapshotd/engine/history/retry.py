@@ -77,9 +77,9 @@ class Retry:
         with self._sessions.start_for_change(trajectory) as sandbox:
             with self._rewinding.quieten(sandbox, "retry a task of"):
                 self._rewinding.settle(sandbox, mind=True)
-                head = self._catalog.get_snapshot(sandbox.head)
+                head = self._catalog.snapshots.get(sandbox.head)
             with self._context.pins.pinned(head.id):
-                plan = self._plan(self._catalog.get_trajectory(trajectory.id), head, name)
+                plan = self._plan(self._catalog.trajectories.get(trajectory.id), head, name)
                 if compensate:
                     self._effects.run_all(
                         trajectory, plan.effects, "`snapshotd retry --no-compensate` leaves the call behind"
@@ -106,7 +106,7 @@ class Retry:
     # -- what to do ----------------------------------------------------------------------------------------------------
 
     def _plan(self, trajectory: Trajectory, head: Snapshot, name: str) -> _Plan:
-        state = self._catalog.state(head.id)
+        state = self._catalog.conversations.state(head.id)
         task, listed = tasks.find(state, name), tasks.tasks_of(state)
         if task.started_in is None:
             raise Conflict(
@@ -120,7 +120,9 @@ class Retry:
             )
         target = line[0]
         self._rewinding.check_files(trajectory, target)
-        then = {t.name for t in tasks.tasks_of(self._catalog.state(target.id)) if t.status == tasks.COMPLETED}
+        then = {
+            t.name for t in tasks.tasks_of(self._catalog.conversations.state(target.id)) if t.status == tasks.COMPLETED
+        }
         wanted = [t for t in listed if t.status == tasks.COMPLETED and t.name not in again and t.name not in then]
         kept = tuple(sorted((self._plan_kept(t, line, again) for t in wanted), key=lambda k: line.index(k.began)))
         self._check_files(line, kept)
@@ -134,7 +136,7 @@ class Retry:
             before = line[-1].continues
             if before is None:
                 return []
-            line.append(self._catalog.get_snapshot(before))
+            line.append(self._catalog.snapshots.get(before))
         return line[::-1]
 
     def _plan_kept(self, task: TaskInfo, line: Sequence[Snapshot], again: set[str]) -> _Kept:
@@ -146,11 +148,11 @@ class Retry:
             )
         first, last = places[task.started_in], places[task.ended_in]
         for index in range(first + 1, len(line)):
-            if any(_is_end(entry, task.name) for entry in self._catalog.own_entries(line[index].id)):
+            if any(_is_end(entry, task.name) for entry in self._catalog.journal.own(line[index].id)):
                 last = max(last, index)
                 break
         for snapshot in line[first + 1 : last + 1]:
-            for entry in self._catalog.own_entries(snapshot.id):
+            for entry in self._catalog.journal.own(snapshot.id):
                 if task_of(entry) in again:
                     raise Conflict(
                         f"the tasks {task.name!r} and {task_of(entry)!r} ran at the same time, so that their files cannot be told apart; "
@@ -159,10 +161,12 @@ class Retry:
         return _Kept(task, line[first], line[last])
 
     def _state(self, target: Snapshot, kept: Sequence[_Kept]) -> dict[str, Any]:
-        state = self._catalog.state(target.id)
+        state = self._catalog.conversations.state(target.id)
         values = dict(state.get("values", {}))
         for item in kept:
-            before, after = (self._catalog.state(s.id).get("values", {}) for s in (item.began, item.ended))
+            before, after = (
+                self._catalog.conversations.state(s.id).get("values", {}) for s in (item.began, item.ended)
+            )
             for key in before.keys() | after.keys():
                 if before.get(key) == after.get(key) and (key in before) == (key in after):
                     continue
@@ -214,7 +218,7 @@ class Retry:
 
     def _copy_entries(self, kept: _Kept) -> list[JournalEntry]:
         """The recorded entries of a kept task, for the new line of the journal."""
-        recorded = self._catalog.journal(kept.ended.id, since=kept.began.id)
+        recorded = self._catalog.journal.read(kept.ended.id, since=kept.began.id)
         own = [
             e
             for e in recorded

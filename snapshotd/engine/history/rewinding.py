@@ -67,7 +67,7 @@ class Rewinding:
         with self._sessions.start_for_change(trajectory) as sandbox:
             if compensate and mode != "files":
                 with self.quieten(sandbox, "rewind"):
-                    effects = self._effects.beyond(self._catalog.get_trajectory(trajectory.id), to)
+                    effects = self._effects.beyond(self._catalog.trajectories.get(trajectory.id), to)
                 self._effects.run_all(trajectory, effects, "`snapshotd rewind --yes` leaves the call behind")
             with self.quieten(sandbox, "rewind"):
                 self.settle(sandbox, mind=mode != "files")
@@ -82,7 +82,7 @@ class Rewinding:
             self._sessions.start_for_change(trajectory) as sandbox,
             self.quieten(sandbox, "undo", end=False),  # their snapshots would be what it finds
         ):
-            last = self._catalog.get_snapshot(sandbox.head)
+            last = self._catalog.snapshots.get(sandbox.head)
             if last.trajectory != trajectory.id or last.parent is None or not is_marker(self._catalog, last, UNDOABLE):
                 raise Conflict(
                     f"there is nothing to undo in {short(trajectory.id)}: its last snapshot {short(last.id)} is no rewind, "
@@ -97,7 +97,7 @@ class Rewinding:
     def preview(self, trajectory: Trajectory, to: Snapshot, mode: RewindMode, max_files: int) -> RewindPreview:
         """See `BranchingService.preview_rewind`."""
         self._check(trajectory, to, mode)
-        head = self._catalog.get_snapshot(trajectory.head)
+        head = self._catalog.snapshots.get(trajectory.head)
         files, count = ((), 0) if mode == "conversation" else self._changes(trajectory, head, to, max_files)
         if mode == "files":
             return RewindPreview(head.id, to.id, mode, files, count, (), ())
@@ -137,11 +137,11 @@ class Rewinding:
             commit_step(self._catalog, sandbox, marker("checkpoint", {"name": "before rewind"}), self._listener)
 
     def _end_open_calls(self, sandbox: Sandbox) -> list[JournalEntry]:
-        unbound = self._catalog.unbound(sandbox.trajectory.id)
+        unbound = self._catalog.journal.unbound(sandbox.trajectory.id)
         for entry in unbound:
             if entry.status is None:
                 ended = Ended(entry.id, CallStatus.UNKNOWN, time.time_ns(), error="it was cut off")
-                self._catalog.end_entry(sandbox.trajectory.id, ended, fence=sandbox.writer.fence)
+                self._catalog.journal.end(sandbox.trajectory.id, ended, fence=sandbox.writer.fence)
         return unbound
 
     def switch(
@@ -185,7 +185,7 @@ class Rewinding:
             sandbox.mind.put(old, changed=old_changed)
             sandbox.mind.messages[:] = pending
             if files is not None:
-                self.replace_files(sandbox, self._catalog.get_snapshot(head))
+                self.replace_files(sandbox, self._catalog.snapshots.get(head))
                 sandbox.root.bury()
             raise
 
@@ -225,8 +225,8 @@ class Rewinding:
                 return last is None or snapshot.seq <= last
             if own.forked_from is None:
                 return False
-            source = self._catalog.get_snapshot(own.forked_from)
-            own, last = self._catalog.get_trajectory(source.trajectory), source.seq
+            source = self._catalog.snapshots.get(own.forked_from)
+            own, last = self._catalog.trajectories.get(source.trajectory), source.seq
 
     def common_messages(self, a: Snapshot, b: Snapshot) -> int:
         """The number of messages that two conversations share: those at their last common snapshot, less those cut since."""
@@ -241,7 +241,7 @@ class Rewinding:
             yield at.id, kept
             if at.continues is None:
                 return
-            kept, at = self._count_kept(at, kept), self._catalog.get_snapshot(at.continues)
+            kept, at = self._count_kept(at, kept), self._catalog.snapshots.get(at.continues)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -283,13 +283,13 @@ class Rewinding:
         if sandbox is not None:
             with sandbox.lock:
                 pending = tuple(sandbox.mind.messages)
-        return (*self._catalog.conversation(head.id, self.common_messages(head, to)), *pending)
+        return (*self._catalog.conversations.read(head.id, self.common_messages(head, to)), *pending)
 
     def _count_kept(self, snapshot: Snapshot, kept: int) -> int:
         """Number of messages that the snapshot took over from the one it continues, at most `kept`."""
         if snapshot.follows is None:
             return kept
-        return min(kept, snapshot.messages - len(self._catalog.own_messages(snapshot.id)))
+        return min(kept, snapshot.messages - len(self._catalog.conversations.own(snapshot.id)))
 
 
 def _blocker(sandbox: Sandbox) -> str | None:

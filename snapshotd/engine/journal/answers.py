@@ -33,7 +33,7 @@ def result_of(context: Context, entry: JournalEntry, limit_bytes: int) -> tuple[
         return entry.result, True
     text = bytearray()
     try:
-        snapshot = context.catalog.get_snapshot(entry.snapshot)
+        snapshot = context.catalog.snapshots.get(entry.snapshot)
         pieces = context.recorded_output(snapshot, "output") if snapshot.call.id == entry.id else None
         if pieces is None:
             return None, True

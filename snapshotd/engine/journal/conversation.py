@@ -73,7 +73,7 @@ class ProgramConversation:
         """The last messages up to the head, as the program knows them."""
         with self._sandbox.lock:
             first = max(0, self._sandbox.writer.messages - limit)
-        return self._reveal(self._catalog.conversation(self._sandbox.head, first))
+        return self._reveal(self._catalog.conversations.read(self._sandbox.head, first))
 
     def values(self) -> dict[str, Any]:
         """The values of the agent's state, as the program knows them."""

@@ -36,13 +36,16 @@ def cut_off_keys(catalog: Catalog, trajectory: Trajectory) -> Keys:
     may have ended there."""
     unknown: dict[str, JournalEntry] = {}
     used: set[str] = set()
-    for entries in (catalog.journal(trajectory.head, since=trajectory.began), catalog.unbound(trajectory.id)):
+    for entries in (
+        catalog.journal.read(trajectory.head, since=trajectory.began),
+        catalog.journal.unbound(trajectory.id),
+    ):
         for entry in entries:
             if entry.key is None or entry.side_effect is SideEffect.LOCAL:
                 continue
             if entry.status is not CallStatus.UNKNOWN:
                 used.add(entry.key)  # it ended, or it is running again
-            elif entry.snapshot is None or catalog.get_snapshot(entry.snapshot).trajectory == trajectory.id:
+            elif entry.snapshot is None or catalog.snapshots.get(entry.snapshot).trajectory == trajectory.id:
                 unknown.setdefault(entry.key, entry)
     keys = Keys()
     for key, entry in unknown.items():

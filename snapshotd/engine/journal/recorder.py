@@ -118,10 +118,10 @@ class Recorder:
         return intent.call_id if again is None else again
 
     def _write(self, entry: JournalEntry) -> None:
-        self._catalog.begin_entry(self.sandbox.trajectory.id, entry, fence=self.sandbox.writer.fence)
+        self._catalog.journal.begin(self.sandbox.trajectory.id, entry, fence=self.sandbox.writer.fence)
 
     def _end(self, ended: Ended) -> None:
-        self._catalog.end_entry(self.sandbox.trajectory.id, ended, fence=self.sandbox.writer.fence)
+        self._catalog.journal.end(self.sandbox.trajectory.id, ended, fence=self.sandbox.writer.fence)
 
     def end_step(self, opened: Open, call: ToolCall, details: dict[str, Any] | None = None) -> Snapshot:
         """Record the outcome of a tool call, with its snapshot."""
@@ -249,7 +249,7 @@ class Recorder:
     def find(self, call_id: str) -> JournalEntry | None:
         """The trajectory's entry of this id; None if it has none."""
         try:
-            trajectory, entry = self._catalog.find_entry(call_id)
+            trajectory, entry = self._catalog.journal.find(call_id)
         except SnapshotdError:
             return None
         return entry if trajectory == self.sandbox.trajectory.id and entry.id == call_id else None
@@ -258,14 +258,14 @@ class Recorder:
         """The newest reply to such a model call that no snapshot binds yet; None if there is none. All is as
         the program knows it."""
         asked = (EntryKind.MODEL, self.funnel.conceal_text(name), self.funnel.conceal(arguments), CallStatus.DONE)
-        for entry in reversed(self._catalog.unbound(self.sandbox.trajectory.id)):
+        for entry in reversed(self._catalog.journal.unbound(self.sandbox.trajectory.id)):
             if (entry.kind, entry.name, entry.arguments, entry.status) == asked:
                 return reveal_entry(self.funnel, entry)
         return None
 
     def find_snapshot(self, call_id: str) -> Snapshot | None:
         """The snapshot that was taken a moment ago for a request that is sent again; None if there is none."""
-        newest = reversed(self._catalog.snapshots(self.sandbox.trajectory.id, _NEWEST))
+        newest = reversed(self._catalog.snapshots.of_trajectory(self.sandbox.trajectory.id, _NEWEST))
         return next((snapshot for snapshot in newest if snapshot.call.id == call_id), None)
 
     def reopen(self, call_id: str) -> Open | None:
@@ -279,12 +279,12 @@ class Recorder:
     def past(self) -> Iterable[JournalEntry]:
         """The journal up to the head, with what belongs to no snapshot yet."""
         return itertools.chain(
-            self._catalog.journal(self.sandbox.head), self._catalog.unbound(self.sandbox.trajectory.id)
+            self._catalog.journal.read(self.sandbox.head), self._catalog.journal.unbound(self.sandbox.trajectory.id)
         )
 
     def restore(self, record: LiveRecord) -> None:
         """Take over the pending records of an earlier daemon, which was killed."""
-        unbound = self._catalog.unbound(self.sandbox.trajectory.id)
+        unbound = self._catalog.journal.unbound(self.sandbox.trajectory.id)
         known = {entry.id for entry in unbound}
         self.pending.restore(
             record, self.sandbox.head, [entry for entry in unbound if entry.status is None], known.__contains__

@@ -69,7 +69,7 @@ class Retelling:
     def known_messages(self, start: int) -> Iterator[Message]:
         """The messages that the program knows of, from number `start`."""
         count = max(0, self.position - start)
-        return islice(self._catalog.conversation(self._told.id, start), count) if count else iter(())
+        return islice(self._catalog.conversations.read(self._told.id, start), count) if count else iter(())
 
     def meet(self, message: Message) -> None:
         """Take this message for the recorded one that comes next. OtherWords: it is another."""
@@ -117,7 +117,7 @@ class Retelling:
         """`count` messages from number `start`: of the conversation that the program tells, or of the one up to a snapshot."""
         told = upto or self._told
         count = min(count, told.messages - start)
-        return list(islice(self._catalog.conversation(told.id, start), count)) if count > 0 else []
+        return list(islice(self._catalog.conversations.read(told.id, start), count)) if count > 0 else []
 
     @property
     def _told(self) -> Snapshot:
@@ -128,13 +128,15 @@ class Retelling:
 def edits(catalog: Catalog, began: Snapshot, head: Snapshot) -> list[Edit]:
     """The edits on the way from the beginning to the head, in order."""
     found: list[Edit] = []
-    trajectory = catalog.get_trajectory(head.trajectory)
+    trajectory = catalog.trajectories.get(head.trajectory)
     while trajectory.forked_from is not None and trajectory.id != began.trajectory:
-        first = next(iter(catalog.snapshots(trajectory.id)), None)
+        first = next(iter(catalog.snapshots.of_trajectory(trajectory.id)), None)
         if first is not None and first.parent is not None and is_marker(catalog, first, (EDIT,)):
-            entries = frozenset(entry.id for entry in catalog.journal(first.id, since=began.id))
-            found.insert(0, Edit(catalog.get_snapshot(first.parent), first, entries, messages_in(first.call.arguments)))
-        trajectory = catalog.get_trajectory(catalog.get_snapshot(trajectory.forked_from).trajectory)
+            entries = frozenset(entry.id for entry in catalog.journal.read(first.id, since=began.id))
+            found.insert(
+                0, Edit(catalog.snapshots.get(first.parent), first, entries, messages_in(first.call.arguments))
+            )
+        trajectory = catalog.trajectories.get(catalog.snapshots.get(trajectory.forked_from).trajectory)
     return found
 
 
@@ -150,14 +152,14 @@ def held_at(catalog: Catalog, began: Snapshot, head: Snapshot, pending: Sequence
 
 def _says_otherwise(catalog: Catalog, edit: Edit) -> bool:
     """True if the edit has changed the conversation, or the place in it from which its own messages count."""
-    return bool(edit.held or edit.source.messages != edit.edited.messages or catalog.own_messages(edit.edited.id))
+    return bool(edit.held or edit.source.messages != edit.edited.messages or catalog.conversations.own(edit.edited.id))
 
 
 def files_left_by(catalog: Catalog, entry: JournalEntry) -> Snapshot | None:
     """The snapshot with the files that the call left; None if the entry is not of a call that ended with one."""
     if entry.snapshot is None:
         return None
-    snapshot = catalog.get_snapshot(entry.snapshot)
+    snapshot = catalog.snapshots.get(entry.snapshot)
     return snapshot if snapshot.call.id == entry.id or EDITED in entry.details else None
 
 
@@ -171,8 +173,8 @@ def changes_by_people(
     """The changes of the state that people made from `reached` to `head`, as the states before and after, oldest first."""
     changes = []
     while head.id != reached.id and head.continues is not None:
-        before = catalog.get_snapshot(head.continues)
+        before = catalog.snapshots.get(head.continues)
         if is_marker(catalog, head, _CHANGED_BY_PEOPLE):
-            changes.append((catalog.state(before.id), catalog.state(head.id)))
+            changes.append((catalog.conversations.state(before.id), catalog.conversations.state(head.id)))
         head = before
     return changes[::-1]

@@ -139,7 +139,7 @@ class NoReplay:
 
     def known_messages(self, start: int) -> Iterator[Message]:
         """The recorded messages that the program knows, from number `start`."""
-        return self._catalog.conversation(self.sandbox.head, start)
+        return self._catalog.conversations.read(self.sandbox.head, start)
 
     def messages_to_send(self, limit: int) -> list[Message]:
         """The first messages that a replayed program has to send, as the program knows them."""
@@ -152,9 +152,9 @@ class NoReplay:
     def take_around(self, message: Message) -> tuple[Sequence[Message], Sequence[Message]]:
         """The messages of a person that come before and behind this new one of the program (held.py). Each is told once."""
         if self._held is None:
-            began = self._catalog.get_trajectory(self.sandbox.trajectory.id).began
-            head, pending = self._catalog.get_snapshot(self.sandbox.head), self.sandbox.mind.messages
-            known = None if began is None else self._catalog.get_snapshot(began)
+            began = self._catalog.trajectories.get(self.sandbox.trajectory.id).began
+            head, pending = self._catalog.snapshots.get(self.sandbox.head), self.sandbox.mind.messages
+            known = None if began is None else self._catalog.snapshots.get(began)
             self._held = HeldMessages() if known is None else held_at(self._catalog, known, head, pending)
         before, after, self._held = self._held.around(message)
         return before, after
@@ -353,7 +353,7 @@ class Retracing(NoReplay):
                 else:
                     self._places.go_to(self.sandbox, reached)
                 with self.sandbox.lock:
-                    self.sandbox.mind.put(self._catalog.state(reached.id), changed=False)
+                    self.sandbox.mind.put(self._catalog.conversations.state(reached.id), changed=False)
                 self._way.reach(entry, reached)
             self._way.retelling.skip(entry.details.get(SAID, 0))
         else:
@@ -368,7 +368,7 @@ class Retracing(NoReplay):
         """The answer for a task that stayed completed when another task was retried: its files and values are in the
         sandbox already."""
         if entry.kind is EntryKind.TASK and entry.snapshot is not None:
-            task = tasks.find(self._catalog.state(entry.snapshot), entry.name)
+            task = tasks.find(self._catalog.conversations.state(entry.snapshot), entry.name)
             change_state(self.sandbox, lambda state: tasks.keep(state, [task]))
         self._tell({"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot})
         return Recorded(reveal_entry(self._funnel, entry), None)
@@ -393,7 +393,7 @@ class Retracing(NoReplay):
         self._way.end()
         with self.sandbox.lock:
             state = self.sandbox.mind.state
-            self.sandbox.mind.put(state, changed=state != self._catalog.state(self.sandbox.head))
+            self.sandbox.mind.put(state, changed=state != self._catalog.conversations.state(self.sandbox.head))
         self._tell({"event": "live", "snapshot": self.sandbox.head, "replayed": self._replay.matched})
         self.replaying = False
         self._moved.notify_all()
@@ -417,7 +417,7 @@ class Retracing(NoReplay):
 
     def _branch(self, expected: str, actual: str) -> None:
         if self._way.reached.id != self.sandbox.head:
-            kept = Retelling.count_same(self._catalog.conversation(self._way.reached.id), self.known_messages(0))
+            kept = Retelling.count_same(self._catalog.conversations.read(self._way.reached.id), self.known_messages(0))
             met = self.known_messages(kept)
             models = [replace(entry, id=CallID(new_id()), snapshot=None) for entry in self._way.models]
             with self.sandbox.lock:
@@ -482,7 +482,7 @@ class Retracing(NoReplay):
         began, head = self._resumption.began, self._resumption.head
         return [
             Message(message.role, self._funnel.reveal(message.content))
-            for message in itertools.islice(self._catalog.conversation(head.id, began.messages), limit)
+            for message in itertools.islice(self._catalog.conversations.read(head.id, began.messages), limit)
         ]
 
     def place(self) -> SnapshotID:

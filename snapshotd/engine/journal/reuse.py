@@ -133,7 +133,7 @@ class Reuse:
         return chosen
 
     def _conversations(self, lane: int | None) -> list[Iterator[JournalEntry]]:
-        trajectory = self._catalog.get_trajectory(self._sandbox.trajectory.id)
+        trajectory = self._catalog.trajectories.get(self._sandbox.trajectory.id)
         own = list(_replies(self._catalog, trajectory, lane))
         if any(REUSED not in entry.details for entry in own):
             return []
@@ -149,7 +149,7 @@ class Reuse:
 
     def _find_paths(self) -> bool:
         """Find the earlier runs that did what this one did so far. False: this one has left the recorded ways."""
-        trajectory = self._catalog.get_trajectory(self._sandbox.trajectory.id)
+        trajectory = self._catalog.trajectories.get(self._sandbox.trajectory.id)
         assert trajectory.began is not None
         own = list(_path(self._catalog, trajectory))
         if len(own) != sum(1 for _ in _tools(self._catalog, trajectory)) or any(
@@ -172,7 +172,7 @@ def reuse_count(catalog: Catalog, trajectory: Trajectory) -> dict[str, Any]:
     reuse. Cost: its journal."""
     if not is_wanted(catalog, trajectory):
         return {}
-    present = catalog.get_trajectory(trajectory.id)
+    present = catalog.trajectories.get(trajectory.id)
     found = [REUSED in entry.details for entry in _tools(catalog, present)]
     count = {"calls": sum(found), "of": len(found)}
     if _start_of(catalog, trajectory).get(REPLIES):
@@ -190,7 +190,7 @@ def alike(context: Context, trajectory: Trajectory) -> list[Trajectory]:
         return []
     found = (
         other
-        for other in reversed(context.catalog.trajectories())
+        for other in reversed(context.catalog.trajectories.list())
         if (other.spec, other.agent, other.env) == (trajectory.spec, trajectory.agent, trajectory.env)
         and other.id != trajectory.id
         and _start_of(context.catalog, other).get(INPUTS) == inputs
@@ -203,7 +203,7 @@ def _start_of(catalog: Catalog, trajectory: Trajectory) -> dict[str, Any]:
     if trajectory.began is None or trajectory.forked_from is not None:
         return {}
     try:
-        call = catalog.get_snapshot(trajectory.began).call
+        call = catalog.snapshots.get(trajectory.began).call
     except NotFound:
         return {}  # removed a moment ago
     return call.arguments if call.name == "start" and isinstance(call.arguments, dict) else {}
@@ -224,7 +224,9 @@ def _replies(catalog: Catalog, trajectory: Trajectory, lane: int | None) -> Iter
 
 
 def _entries(catalog: Catalog, trajectory: Trajectory, kind: EntryKind) -> Iterator[JournalEntry]:
-    entries = itertools.chain(catalog.journal(trajectory.head, since=trajectory.began), catalog.unbound(trajectory.id))
+    entries = itertools.chain(
+        catalog.journal.read(trajectory.head, since=trajectory.began), catalog.journal.unbound(trajectory.id)
+    )
     return (entry for entry in entries if entry.kind is kind)
 
 
@@ -238,7 +240,7 @@ def _path(catalog: Catalog, trajectory: Trajectory) -> Iterator[EarlierCall]:
             return
         if following is not None and entry.ended_at_ns is not None and following.began_at_ns < entry.ended_at_ns:
             return  # side by side: the snapshot may hold half of the other's work
-        snapshot = catalog.get_snapshot(entry.snapshot)
+        snapshot = catalog.snapshots.get(entry.snapshot)
         alone = snapshot.call.id == entry.id and snapshot.parent == entry.after and snapshot.follows is None
         if not alone or not _quiet(catalog, at, entry.after):
             return
@@ -259,7 +261,7 @@ def _is_source(entry: JournalEntry) -> bool:
 def _quiet(catalog: Catalog, older: SnapshotID, newer: SnapshotID) -> bool:
     """True if the program alone took snapshots between the two."""
     while newer != older:
-        snapshot = catalog.get_snapshot(newer)
+        snapshot = catalog.snapshots.get(newer)
         if snapshot.parent is None or snapshot.follows is not None or snapshot.call.name not in _OWN_MARKERS:
             return False
         newer = snapshot.parent

@@ -98,7 +98,7 @@ class ReusedCalls(NoReuse):
         if entry is None or entry.status is None or REUSED not in entry.details:
             return None
         with_files = entry.kind is not EntryKind.MODEL and entry.snapshot is not None
-        own = self._context.catalog.get_snapshot(entry.snapshot) if with_files and entry.snapshot else None
+        own = self._context.catalog.snapshots.get(entry.snapshot) if with_files and entry.snapshot else None
         return as_recorded(self._context, self._funnel, Recorded(reveal_entry(self._funnel, entry), own))
 
     def _read(self, step: EarlierCall) -> Answer | None:

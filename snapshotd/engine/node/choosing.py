@@ -42,7 +42,7 @@ class PublishList:
 
     def add_all(self) -> None:
         """Look at every trajectory, when the daemon begins."""
-        for trajectory in self._catalog.trajectories():
+        for trajectory in self._catalog.trajectories.list():
             interrupted = trajectory.status is TrajectoryStatus.INTERRUPTED  # by the recovery of this daemon
             self.add(trajectory.id, facts=interrupted)
 
@@ -65,7 +65,7 @@ class PublishList:
         heads = {
             one: head for one, head in self._shared.coordination.heads_of(self._shared.node).items() if one in owned
         }
-        known = self._catalog.get_snapshots(head for head in heads.values() if head is not None)
+        known = self._catalog.snapshots.get_many(head for head in heads.values() if head is not None)
         behind = False
         for one, head in heads.items():
             if self._marks.is_foreign(one) or (head is not None and head not in known):
@@ -142,7 +142,7 @@ class PublishList:
     def _count_ready(self, left: list[Snapshot], upto: dict[TrajectoryID, int]) -> int:
         """The number of the first snapshots that are stored and name only what is published or goes before them."""
         for number, one in enumerate(left):
-            named = (self._catalog.get_snapshot(name) for name in named_by(one))
+            named = (self._catalog.snapshots.get(name) for name in named_by(one))
             if one.state is SnapshotState.CAPTURED or not all(
                 each.seq <= max(upto.get(each.trajectory, -1), self._marks.published_seq(each.trajectory))
                 for each in named
@@ -156,6 +156,6 @@ class PublishList:
         if claim is None:
             return None
         try:
-            return self._catalog.get_trajectory(one), claim
+            return self._catalog.trajectories.get(one), claim
         except NotFound:
             return None

@@ -54,7 +54,7 @@ class NodePruneScope(PruneScope):
         self._fence = 0
 
     def refresh(self) -> None:
-        for one in self._own.trajectories():
+        for one in self._own.trajectories.list():
             if self._marks.is_foreign(one.id):
                 self._refresh(one.id)
 
@@ -96,19 +96,19 @@ class NodePruneScope(PruneScope):
     def give_up(self, snapshots: Sequence[SnapshotID]) -> Collection[SnapshotID]:
         with self._shared.together():
             gone = self._shared.collection.remove_published(self._fence, self.catalog.others.choose_unneeded(snapshots))
-            self.catalog.set_pruned(gone)
+            self.catalog.snapshots.set_pruned(gone)
         hit("engine.prune.told")
         return {*gone, *self._find_pruned(snapshots)}
 
     def _find_pruned(self, snapshots: Sequence[SnapshotID]) -> list[SnapshotID]:
         """Choose the ones that the fleet knows to have no files: a crash may have come before this node's catalog did."""
-        found = self.catalog.get_snapshots(snapshots).values()
+        found = self.catalog.snapshots.get_many(snapshots).values()
         return [one.id for one in found if one.state is SnapshotState.PRUNED]
 
     def more_roots(self) -> Roots:
-        unpublished = [one for one in self._own.all_snapshots() if not self._marks.is_published(one)]
+        unpublished = [one for one in self._own.snapshots.all() if not self._marks.is_published(one)]
         images = {image.id: image for image in self._context.images.list()}
-        return roots_of(self._own.record, unpublished, images)
+        return roots_of(self._own.snapshots.record, unpublished, images)
 
     def peers(self) -> Peers | None:
         return self._shared.peers()
@@ -118,5 +118,5 @@ class NodePruneScope(PruneScope):
             self._shared.segments.note(self._shared.node, reclaimed.segment)
 
     def find_still_known(self, removed: Collection[TrajectoryID]) -> Collection[TrajectoryID]:
-        there = {one.id for one in self.catalog.trajectories()} if removed else set()
+        there = {one.id for one in self.catalog.trajectories.list()} if removed else set()
         return there.intersection(removed)

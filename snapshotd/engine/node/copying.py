@@ -15,10 +15,10 @@ def rows_of(catalog: Catalog, snapshots: Iterable[Snapshot]) -> Iterator[Snapsho
     for snapshot in snapshots:
         yield SnapshotRow(
             snapshot,
-            tuple(catalog.own_messages(snapshot.id)),
-            catalog.record(snapshot.id),
-            tuple(catalog.own_entries(snapshot.id)),
-            catalog.own_state(snapshot.id),
+            tuple(catalog.conversations.own(snapshot.id)),
+            catalog.snapshots.record(snapshot.id),
+            tuple(catalog.journal.own(snapshot.id)),
+            catalog.conversations.own_state(snapshot.id),
         )
 
 
@@ -34,12 +34,12 @@ def needed_by(catalog: Catalog, snapshot: Snapshot) -> tuple[list[Trajectory], l
         known = last.get(one.trajectory)
         if known is not None and known.seq >= one.seq:
             continue
-        trajectory = trajectories[one.trajectory] = catalog.get_trajectory(one.trajectory)
-        own = catalog.snapshots(one.trajectory, before=one.seq + 1)
+        trajectory = trajectories[one.trajectory] = catalog.trajectories.get(one.trajectory)
+        own = catalog.snapshots.of_trajectory(one.trajectory, before=one.seq + 1)
         last[one.trajectory] = one
         found.update((each.id, each) for each in own)
         names = {name for each in own for name in named_by(each)} | {trajectory.began, trajectory.forked_from}
-        elsewhere = catalog.get_snapshots(name for name in names if name is not None and name not in found)
+        elsewhere = catalog.snapshots.get_many(name for name in names if name is not None and name not in found)
         waiting += [each for each in elsewhere.values() if each.trajectory != one.trajectory]
     ends = [trajectory_at(trajectories[one], last[one].id, found) for one in trajectories]
     return ends, list(_in_order(found))

@@ -59,15 +59,15 @@ class PublishedMarks:
     def find_unpublished(self, trajectory: TrajectoryID) -> list[Snapshot]:
         """A trajectory's own snapshots that are not published, oldest first. [] when it was removed."""
         count = self.count_unpublished(trajectory)
-        return self._catalog.snapshots(trajectory, count) if count else []
+        return self._catalog.snapshots.of_trajectory(trajectory, count) if count else []
 
     def count_unpublished(self, trajectory: TrajectoryID) -> int:
         """The number of a trajectory's own snapshots that are not published."""
         try:
-            head = self._catalog.get_snapshot(self._catalog.get_trajectory(trajectory).head)
+            head = self._catalog.snapshots.get(self._catalog.trajectories.get(trajectory).head)
             if head.trajectory != trajectory:
                 return 0  # a fork at its beginning
             published = self.published_seq(trajectory)
-            return head.seq - published if published >= 0 else self._catalog.count_snapshots(trajectory)
+            return head.seq - published if published >= 0 else self._catalog.snapshots.count(trajectory)
         except NotFound:
             return 0

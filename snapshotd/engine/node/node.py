@@ -129,7 +129,7 @@ class FleetNode:
             _log.error("trajectory %s was taken over by another node: its sandbox ends here", trajectory)
             try:
                 self._sessions.discard(sandbox)
-                self._catalog.set_status(trajectory, TrajectoryStatus.INTERRUPTED)
+                self._catalog.trajectories.set_status(trajectory, TrajectoryStatus.INTERRUPTED)
             except (SnapshotdError, OSError) as exc:
                 _log.error("the sandbox of %s is left behind, frozen: %s", trajectory, exc)
         self._tell()
@@ -158,7 +158,7 @@ class FleetNode:
             self._takeover.branch_off(row)
         self._takeover.bring(row.trajectory)
         self._takeover.intend(taken)
-        self._catalog.set_status(row.trajectory, TrajectoryStatus.INTERRUPTED)
+        self._catalog.trajectories.set_status(row.trajectory, TrajectoryStatus.INTERRUPTED)
 
     # -- draining ------------------------------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class FleetNode:
 
     def _hand_over_one(self, trajectory: TrajectoryID) -> None:
         try:
-            record = self._catalog.get_trajectory(trajectory)
+            record = self._catalog.trajectories.get(trajectory)
         except NotFound:  # removed here, or of a state directory that was lost
             self._rights.hand_over(trajectory)
             return
@@ -179,9 +179,9 @@ class FleetNode:
         self._sessions.stop(record)
         if (
             record.agent is not None
-            and self._catalog.get_trajectory(trajectory).status is not TrajectoryStatus.FINISHED
+            and self._catalog.trajectories.get(trajectory).status is not TrajectoryStatus.FINISHED
         ):
-            self._catalog.set_status(trajectory, TrajectoryStatus.INTERRUPTED)
+            self._catalog.trajectories.set_status(trajectory, TrajectoryStatus.INTERRUPTED)
         self.publisher.publish(trajectory, PUBLISHED_S)
         self._rights.hand_over(trajectory)
         _log.info("trajectory %s is handed over", trajectory)

@@ -83,9 +83,9 @@ class NodePins:
     def _find_used(self) -> set[SnapshotID]:
         with self._context.pins.frozen() as read:
             ids = read | self._stood_on()
-        new = (one for one in self._catalog.trajectories() if self._marks.published_seq(one.id) < 0)
+        new = (one for one in self._catalog.trajectories.list() if self._marks.published_seq(one.id) < 0)
         ids.update(one.forked_from for one in new if one.forked_from is not None)
-        return {one.id for one in self._choose_foreign(self._catalog.get_snapshots(ids).values())}
+        return {one.id for one in self._choose_foreign(self._catalog.snapshots.get_many(ids).values())}
 
     def _choose_foreign(self, snapshots: Iterable[Snapshot]) -> list[Snapshot]:
         """Choose the ones whose files another node may give up."""

@@ -257,7 +257,9 @@ class NodePublisher(Publisher):
             return None
         chosen = [snapshot for part in parts for snapshot in part.snapshots]
         try:
-            segment = self._archiver.publish(roots_of(self._catalog.record, chosen, images), self._shared.peers())
+            segment = self._archiver.publish(
+                roots_of(self._catalog.snapshots.record, chosen, images), self._shared.peers()
+            )
         except Conflict as exc:
             self._give_back(exc)
             raise
@@ -315,7 +317,7 @@ class NodePublisher(Publisher):
 
     def _write_facts(self, trajectory: Trajectory) -> None:
         """Write the facts that change without a snapshot: status, environment, approvals, compensations."""
-        published = self._shared.catalog.get_trajectory(trajectory.id)
+        published = self._shared.catalog.trajectories.get(trajectory.id)
         self._shared.catalog.others.add_missing(
             [],
             [replace(trajectory, head=published.head, began=published.began)],
@@ -328,7 +330,7 @@ class NodePublisher(Publisher):
         """The snapshot where a trajectory's program began, if it is published with or before this one."""
         if trajectory.began is None:
             return {}
-        began = self._catalog.get_snapshot(trajectory.began)
+        began = self._catalog.snapshots.get(trajectory.began)
         known = began.seq <= snapshot.seq if began.trajectory == trajectory.id else self._marks.is_published(began)
         return {began.id: None} if known else {}
 
@@ -343,5 +345,5 @@ class NodePublisher(Publisher):
         """Capture unpublished snapshots again from their layers, since the fleet has collected what they build upon."""
         again = [one.id for one in self._list.find_unpublished() if one.state is SnapshotState.STORED]
         _log.error("%s", why.message)
-        self._catalog.set_state(again, SnapshotState.CAPTURED)
+        self._catalog.snapshots.set_state(again, SnapshotState.CAPTURED)
         self._archive_again()

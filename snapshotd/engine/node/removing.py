@@ -46,7 +46,7 @@ class Removals:
 
     def _due(self) -> dict[TrajectoryID, Claim]:
         claimed = self._claims.claims()
-        removed = self._catalog.removed_trajectories() - self._kept
+        removed = self._catalog.trajectories.removed() - self._kept
         return dict(
             islice(((one, claimed[one]) for one in sorted(removed & claimed.keys()) if self._is_gone(one)), _AT_ONCE)
         )
@@ -54,7 +54,7 @@ class Removals:
     def _is_gone(self, trajectory: TrajectoryID) -> bool:
         """False if it was imported again."""
         try:
-            self._catalog.get_trajectory(trajectory)
+            self._catalog.trajectories.get(trajectory)
         except NotFound:
             return True
         return False
@@ -84,10 +84,10 @@ class Removals:
             with self._shared.coordination.holding(claim):
                 self._shared.collection.remove_trajectory(trajectory)
                 try:
-                    catalog.remove_trajectory(trajectory)
+                    catalog.trajectories.remove(trajectory)
                 except NotFound:
                     return True  # nothing of it was published
-                catalog.forget_removed([trajectory])
+                catalog.trajectories.forget_removed([trajectory])
         except NotFound:
             return True
         except Conflict as exc:

@@ -37,12 +37,12 @@ class PublishedTags:
 
     def changes(self, going: Collection[SnapshotID]) -> TagChanges:
         """Compare the tags with those that the fleet was told of. `going`: snapshots that are published with them."""
-        told, here = self._marks.told_tags(), self._catalog.tags()
+        told, here = self._marks.told_tags(), self._catalog.refs.tags()
         if here == told:
             return TagChanges(told, {}, ())
         there = {
             one.id
-            for one in self._catalog.get_snapshots(here.values()).values()
+            for one in self._catalog.snapshots.get_many(here.values()).values()
             if one.id in going or self._marks.is_published(one)
         }
         now = {name: snapshot for name, snapshot in here.items() if snapshot in there}
@@ -53,9 +53,9 @@ class PublishedTags:
         """A tag that another node's thing has stays as it is there. Within a transaction."""
         for name in tags.taken:
             with suppress(NotFound):
-                self._fleet.untag(name)
+                self._fleet.refs.untag(name)
         for name, snapshot in tags.given.items():
             try:
-                self._fleet.tag(snapshot, name, move=True)
+                self._fleet.refs.tag(snapshot, name, move=True)
             except (Conflict, NotFound) as exc:
                 _log.warning("the tag %s stays on this node: %s", name, exc.message)

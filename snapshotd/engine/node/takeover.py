@@ -81,14 +81,14 @@ class NodeTakeover(OtherCatalogs):
         catalog = self._shared.catalog
         try:
             is_line = wanted == "trajectory"
-            found = catalog.resolve_snapshot(catalog.resolve_trajectory(ref).head if is_line else ref)
+            found = catalog.refs.find_snapshot(catalog.refs.find_trajectory(ref).head if is_line else ref)
         except NotFound:
             return False
         except Unavailable as exc:
             raise Unavailable(
                 f"{ref[:80]!r} is not on this node, and other nodes cannot be asked: {exc.message}"
             ) from exc
-        if found.trajectory in self._catalog.removed_trajectories():
+        if found.trajectory in self._catalog.trajectories.removed():
             return False
         self._bring(found)
         return True
@@ -100,14 +100,14 @@ class NodeTakeover(OtherCatalogs):
             return False
         self._looked[trajectory] = now
         try:
-            head = self._shared.catalog.get_trajectory(trajectory).head
+            head = self._shared.catalog.trajectories.get(trajectory).head
         except NotFound:
             return self._forget(trajectory)
         except Unavailable as exc:
             _log.info("trajectory %s is shown as it is known here: %s", short(trajectory), exc.message)
             return False
         try:
-            self._bring(self._shared.catalog.get_snapshot(head))
+            self._bring(self._shared.catalog.snapshots.get(head))
         except (NotFound, Unavailable) as exc:
             _log.info("trajectory %s is shown as it is known here: %s", short(trajectory), exc.message)
         return True
@@ -117,7 +117,7 @@ class NodeTakeover(OtherCatalogs):
         if self._marks.count_unpublished(trajectory):
             return False
         try:
-            self._catalog.remove_trajectory(trajectory)
+            self._catalog.trajectories.remove(trajectory)
         except Conflict as exc:
             _log.warning("the fleet has removed %s, and it stays here: %s", short(trajectory), exc.message)
             return False
@@ -132,7 +132,7 @@ class NodeTakeover(OtherCatalogs):
         Idempotent. NotFound, Unavailable."""
         catalog = self._shared.catalog
         try:
-            head = catalog.get_snapshot(catalog.get_trajectory(trajectory).head)
+            head = catalog.snapshots.get(catalog.trajectories.get(trajectory).head)
         except NotFound:
             if self._marks.published_seq(trajectory) < 0:
                 raise NotFound(
@@ -148,7 +148,7 @@ class NodeTakeover(OtherCatalogs):
         shared = self._shared
         with self._bringing:
             trajectories, snapshots = needed_by(shared.catalog, snapshot)
-            here = self._catalog.get_snapshots(one.id for one in snapshots)
+            here = self._catalog.snapshots.get_many(one.id for one in snapshots)
             missing = [one for one in snapshots if one.id not in here]
             others = [one for one in trajectories if not self._is_own(one.id)]
             if missing:
@@ -164,7 +164,7 @@ class NodeTakeover(OtherCatalogs):
                 shared.catalog.compensations.of_trajectory(snapshot.trajectory),
             )
             pruned = [one.id for one in snapshots if one.state is SnapshotState.PRUNED and one.id in here]
-            self._catalog.set_pruned(one for one in pruned if here[one].state is SnapshotState.STORED)
+            self._catalog.snapshots.set_pruned(one for one in pruned if here[one].state is SnapshotState.STORED)
             hit("engine.takeover.added")
             seqs: dict[TrajectoryID, int] = {}
             for one in snapshots:
@@ -181,7 +181,7 @@ class NodeTakeover(OtherCatalogs):
 
     def _knows(self, trajectory: TrajectoryID) -> bool:
         try:
-            self._catalog.get_trajectory(trajectory)
+            self._catalog.trajectories.get(trajectory)
         except NotFound:
             return False
         return True
@@ -245,8 +245,8 @@ class NodeTakeover(OtherCatalogs):
         intents = [one for one in self._shared.coordination.intents(taken.claim.trajectory) if one.state in doubted]
         if not intents:
             return
-        trajectory = self._catalog.get_trajectory(taken.claim.trajectory)
-        entries = [*self._catalog.journal(trajectory.head), *self._catalog.unbound(trajectory.id)]
+        trajectory = self._catalog.trajectories.get(taken.claim.trajectory)
+        entries = [*self._catalog.journal.read(trajectory.head), *self._catalog.journal.unbound(trajectory.id)]
         here = {entry.id for entry in entries} | {origin_of(entry) for entry in entries}
         for one in intents:
             if one.call in here:
@@ -257,7 +257,7 @@ class NodeTakeover(OtherCatalogs):
                 self._note_compensation(trajectory.id, one.call, made_up_for)
                 continue
             try:
-                self._catalog.begin_entry(trajectory.id, entry)
+                self._catalog.journal.begin(trajectory.id, entry)
             except Conflict as exc:
                 _log.info("%s", exc.message)
 

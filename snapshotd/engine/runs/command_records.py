@@ -95,12 +95,12 @@ class CommandRecords:
         return with_whole_output(self._logs.follow(_name(info), wait=wait), self._output)
 
     def _output(self, snapshot: str, stream: Stream) -> Iterator[bytes]:
-        taken = self._context.catalog.get_snapshot(SnapshotID(snapshot))
+        taken = self._context.catalog.snapshots.get(SnapshotID(snapshot))
         return self._context.recorded_output(taken, stream) or iter(())
 
     def find_snapshot(self, info: CommandInfo) -> Snapshot | None:
         """The snapshot that a command ended with; None if there is none."""
-        newest = reversed(self._context.catalog.snapshots(info.trajectory, _NEWEST))
+        newest = reversed(self._context.catalog.snapshots.of_trajectory(info.trajectory, _NEWEST))
         return next((snapshot for snapshot in newest if snapshot.call.id == info.id), None)
 
     def settle(self, trajectory: TrajectoryID, spared: Collection[CallID] = ()) -> None:

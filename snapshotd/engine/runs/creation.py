@@ -126,7 +126,7 @@ class Creation:
         sandbox: Sandbox | None = None
         try:
             sandbox, calls = self._sessions.launch(trajectory, snapshot)
-            self._catalog.add_trajectories([(trajectory, snapshot)], request=present())
+            self._catalog.trajectories.add([(trajectory, snapshot)], request=present())
             self._context.ownership.add_new([trajectory.id])
         except BaseException:
             if sandbox is not None:

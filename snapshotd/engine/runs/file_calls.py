@@ -145,10 +145,10 @@ class FileCalls:
     @contextlib.contextmanager
     def _view(self, ref: str) -> Iterator[View]:
         """The files that `ref` names: of a snapshot, or of a trajectory as they are now."""
-        snapshot = self._context.catalog.resolve_snapshot(ref)
+        snapshot = self._context.catalog.refs.find_snapshot(ref)
         if not _is_named(snapshot, ref):
             # A fork that has made no call yet has its head from the trajectory that it was forked from.
-            live = self._live_view(self._context.catalog.resolve_trajectory(ref).id)
+            live = self._live_view(self._context.catalog.refs.find_trajectory(ref).id)
             if live is not None:
                 with live:
                     yield live
@@ -263,7 +263,7 @@ class FileCalls:
     ) -> Snapshot:
         """Make a call. `receive` takes the client's data, and returns the function that puts them in place."""
         catalog = self._context.catalog
-        trajectory, snapshot = catalog.resolve_trajectory(ref), catalog.resolve_snapshot(ref)
+        trajectory, snapshot = catalog.refs.find_trajectory(ref), catalog.refs.find_snapshot(ref)
         if _is_named(snapshot, ref):
             raise UsageError(
                 f"{ref} is a snapshot, whose files do not change: name its trajectory {trajectory.shown_name}, "

@@ -139,7 +139,7 @@ class Forks:
         """Make one fork. UsageError: a malformed name. Other errors: as `fork`."""
         check_name(name)
         one = children(1, None, name, ())
-        owner, place = self._catalog.get_trajectory(source.trajectory), ForkPlace(ExperimentID(new_id()), 0, 1)
+        owner, place = self._catalog.trajectories.get(source.trajectory), ForkPlace(ExperimentID(new_id()), 0, 1)
         (child,) = self._launch(source, one, [self._record(owner, source, place, 0, one[0])], None, announce)
         with self._all_or_none([child]):
             self._adopt(child, None, None)
@@ -158,7 +158,7 @@ class Forks:
     ) -> Forked:
         """See `BranchingService.fork`. `source` is pinned by the caller, `forked` comes from `children`. `request`: the client's,
         if the forks are what it asks for."""
-        owner = self._catalog.get_trajectory(source.trajectory)
+        owner = self._catalog.trajectories.get(source.trajectory)
         resumption = self.resumption(owner, source) if resume else None
         place = part or ForkPlace(ExperimentID(new_id()), 0, len(forked))
         edits = [one.edit for one in forked if one.edit is not None]
@@ -210,7 +210,7 @@ class Forks:
             for one in done:
                 one.result()
             announce([fork.id for fork in forks])
-            self._catalog.add_trajectories([(fork, None) for fork in forks], request=request)
+            self._catalog.trajectories.add([(fork, None) for fork in forks], request=request)
             self._context.ownership.add_new([fork.id for fork in forks])
             hit("engine.fork.recorded")
         except BaseException:
@@ -243,7 +243,7 @@ class Forks:
         changes.change(child.record, source, child.variant.edit)
         hit("engine.fork.changed")
         if child.variant.args is not None and not resume:  # its program begins on what was changed
-            self._catalog.set_began(child.record.id, child.sandbox.head)
+            self._catalog.trajectories.set_began(child.record.id, child.sandbox.head)
 
     def _start_services(self, made: list[_Child]) -> list[str]:
         """Start the services of all children, side by side. Returns a sentence for each that did not come back.
@@ -277,7 +277,7 @@ class Forks:
             self._sessions.start_agent(child.sandbox, child.record.agent)
 
     def _as_made(self, child: _Child) -> Trajectory:
-        return child.record if child.variant.edit is None else self._catalog.get_trajectory(child.record.id)
+        return child.record if child.variant.edit is None else self._catalog.trajectories.get(child.record.id)
 
     def resumption(self, owner: Trajectory, source: Snapshot) -> Resumption:
         """The recorded entries that a fork's program has to meet. UsageError: the source has no program."""
@@ -285,7 +285,7 @@ class Forks:
             raise UsageError(
                 f"{short(owner.id)} has no program that could be resumed; fork without resuming, or give a command as its arguments"
             )
-        began = self._catalog.get_snapshot(owner.began)
+        began = self._catalog.snapshots.get(owner.began)
         return Resumption(began, source, entries_upto(self._catalog, source, began.id), branching=True)
 
     def _record(self, owner: Trajectory, source: Snapshot, part: ForkPlace, index: int, one: Variant) -> Trajectory:

@@ -78,6 +78,6 @@ def _read_list(catalog: Catalog) -> list[list[str]]:
 
 def _find(catalog: Catalog, trajectory: TrajectoryID) -> Trajectory | None:
     try:
-        return catalog.get_trajectory(trajectory)
+        return catalog.trajectories.get(trajectory)
     except NotFound:
         return None

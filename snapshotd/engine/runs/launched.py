@@ -86,8 +86,8 @@ class Adoption:
 
     def _own(self, sandbox: Sandbox, state_of: SnapshotID) -> None:
         catalog = self._context.catalog
-        sandbox.writer.own(catalog.draw_fence(sandbox.trajectory.id))
-        sandbox.mind.put(catalog.state(state_of), changed=False)
+        sandbox.writer.own(catalog.trajectories.draw_fence(sandbox.trajectory.id))
+        sandbox.mind.put(catalog.conversations.state(state_of), changed=False)
 
     def _journal(self, sandbox: Sandbox, resumption: Resumption | None, keys: Keys | None) -> Journal:
         reuse = Reuse(self._context, sandbox) if is_wanted(self._context.catalog, sandbox.trajectory) else None
@@ -191,7 +191,7 @@ def renew_network(catalog: Catalog, sandboxes: Iterable[Sandbox], end: Callable[
                 contextlib.suppress(NotFound),
                 sandbox.use.changing_network,
             ):  # not recorded yet, or thrown away: as it was
-                recorded = catalog.get_trajectory(sandbox.trajectory.id).spec.network
+                recorded = catalog.trajectories.get(sandbox.trajectory.id).spec.network
                 if recorded != sandbox.trajectory.spec.network:
                     sandbox.set_network(recorded)
         except BaseException:

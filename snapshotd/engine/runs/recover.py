@@ -51,12 +51,12 @@ def recover(context: Context) -> list[Survivor]:
                     )  # one stuck process must not keep all the rest away
     _clear_run_dir(context, alive)
     running, records = {survivor.trajectory.id for survivor in found}, CommandRecords(context)
-    for trajectory in context.catalog.trajectories(TrajectoryStatus.RUNNING):
+    for trajectory in context.catalog.trajectories.list(TrajectoryStatus.RUNNING):
         if trajectory.id in running:
             continue
         records.settle(trajectory.id)
         unfinished = trajectory.agent is not None and trajectory.exit_code is None
-        context.catalog.set_status(
+        context.catalog.trajectories.set_status(
             trajectory.id, TrajectoryStatus.INTERRUPTED if unfinished else TrajectoryStatus.STOPPED
         )
     _after_boot(context)
@@ -70,7 +70,7 @@ def recover(context: Context) -> list[Survivor]:
 def _remove_half_made(context: Context) -> None:
     for trajectory in half_made.find_incomplete(context.catalog):
         _log.warning("trajectory %s is removed: the daemon died before it was complete", trajectory.id)
-        context.catalog.remove_trajectory(trajectory.id)
+        context.catalog.trajectories.remove(trajectory.id)
         context.events.remove(trajectory.id)
         context.secrecy.forget(trajectory.id)
     half_made.forget_list(context.catalog)
@@ -78,7 +78,7 @@ def _remove_half_made(context: Context) -> None:
 
 def sweep_spool(context: Context) -> None:
     """Remove outputs that no captured snapshot refers to. Only while no step is being taken."""
-    keep = context.catalog.unstored_blobs()
+    keep = context.catalog.snapshots.unstored_blobs()
     for blob in list(context.spool.blobs()):
         if blob not in keep:
             context.spool.remove(blob)
@@ -101,7 +101,7 @@ def _after_boot(context: Context) -> None:
     boot = _BOOT_ID.read_text().strip()
     before, clean = catalog.get_meta(_BOOT), catalog.get_meta(_CLEAN)
     if not context.store.proof.earlier or (before is not None and before != boot and clean != before):
-        lost = catalog.unstored()
+        lost = catalog.snapshots.unstored()
         if lost:
             _log.error(
                 "%d snapshots were captured but not stored when the machine went down or a write to the layers failed; "
@@ -109,7 +109,7 @@ def _after_boot(context: Context) -> None:
                 len(lost),
                 " ".join(lost),
             )
-            catalog.set_state(lost, SnapshotState.LOST)
+            catalog.snapshots.set_state(lost, SnapshotState.LOST)
         forget_cached_layers(context)
         removed = context.store.sweep(set)
         if removed:

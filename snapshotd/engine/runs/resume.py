@@ -44,44 +44,44 @@ class Resumes:
         """See `RunService.resume`."""
         self._context.ownership.take_over(trajectory.id)
         if trajectory.agent is None and decisions:  # its calls ran in commands
-            self._settle(self._catalog.get_trajectory(trajectory.id), decisions)
-            return self._catalog.get_trajectory(trajectory.id)
+            self._settle(self._catalog.trajectories.get(trajectory.id), decisions)
+            return self._catalog.trajectories.get(trajectory.id)
         while True:
             with self._sessions.start_lock(
                 trajectory.id
             ):  # otherwise a sandbox in which another thread is about to start a program would look idle
-                trajectory = self._catalog.get_trajectory(trajectory.id)
+                trajectory = self._catalog.trajectories.get(trajectory.id)
                 self._check(trajectory)
                 idle = self._sessions.find(trajectory.id)
                 if idle is None:
                     self._begin(trajectory, decisions)
-                    return self._catalog.get_trajectory(trajectory.id)
+                    return self._catalog.trajectories.get(trajectory.id)
             self._sessions.stop(trajectory, only=idle)  # it has no program: a person looked into it, or it was rewound
 
     def _begin(self, trajectory: Trajectory, decisions: Sequence[DecisionFields]) -> None:
-        head = self._catalog.get_snapshot(trajectory.head)
+        head = self._catalog.snapshots.get(trajectory.head)
         assert trajectory.agent is not None
         assert trajectory.began is not None
-        began = self._catalog.get_snapshot(trajectory.began)
+        began = self._catalog.snapshots.get(trajectory.began)
         self._settle(trajectory, decisions)
         resumption = Resumption(began, head, self.entries(trajectory, head))
         hit("engine.resume.settled")
         with self._context.pins.pinned(began.id):
             sandbox, calls = self._sessions.launch(trajectory, began, head)
         try:
-            self._catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
+            self._catalog.trajectories.set_status(trajectory.id, TrajectoryStatus.RUNNING)
             self._sessions.adopt(sandbox, calls, resumption, idempotency.cut_off_keys(self._catalog, trajectory))
             self._sessions.start_agent(sandbox, trajectory.agent)
         except BaseException:
             self._sessions.discard(sandbox)
-            self._catalog.set_status(trajectory.id, TrajectoryStatus.INTERRUPTED)
+            self._catalog.trajectories.set_status(trajectory.id, TrajectoryStatus.INTERRUPTED)
             raise
 
     def entries(self, trajectory: Trajectory, head: Snapshot) -> tuple[JournalEntry, ...]:
         """The entries that a restarted program has to meet: first the calls that it has to run again, then the journal from its
         beginning, then the calls that ended since the head."""
         bound = entries_upto(self._catalog, head, trajectory.began)
-        return (*bound, *(entry for entry in self._catalog.unbound(trajectory.id) if entry.status is not None))
+        return (*bound, *(entry for entry in self._catalog.journal.unbound(trajectory.id) if entry.status is not None))
 
     def _check(self, trajectory: Trajectory) -> None:
         name = short(trajectory.id)
@@ -99,7 +99,7 @@ class Resumes:
 
     def _settle(self, trajectory: Trajectory, decisions: Sequence[DecisionFields]) -> None:
         """Give every call that was cut off its outcome. Undecided, before anything is changed."""
-        cut_off = [entry for entry in self._catalog.unbound(trajectory.id) if entry.status is None]
+        cut_off = [entry for entry in self._catalog.journal.unbound(trajectory.id) if entry.status is None]
         decided = {_find_cut_off(decision.call, cut_off, trajectory).id: decision for decision in decisions}
         open_questions = [
             entry for entry in cut_off if entry.side_effect is SideEffect.IRREVERSIBLE and entry.id not in decided
@@ -120,14 +120,14 @@ class Resumes:
             else:
                 result = None if decision.result is UNSET else decision.result
                 ended = Ended(entry.id, CallStatus.DONE, time.time_ns(), result, details={"decided": decision.action})
-            self._catalog.end_entry(trajectory.id, ended)
+            self._catalog.journal.end(trajectory.id, ended)
 
 
 def entries_upto(catalog: Catalog, head: Snapshot, began: SnapshotID | None) -> tuple[JournalEntry, ...]:
     """The journal of a program up to a snapshot. Before it come, as cut off, the calls that ran when that snapshot was taken,
     or one to which a person went back."""
-    cut_off = (replace(entry, status=None, details={}) for entry in catalog.left_running(head.id, since=began))
-    return (*cut_off, *catalog.journal(head.id, since=began))
+    cut_off = (replace(entry, status=None, details={}) for entry in catalog.journal.left_running(head.id, since=began))
+    return (*cut_off, *catalog.journal.read(head.id, since=began))
 
 
 def _find_cut_off(ref: str, cut_off: Sequence[JournalEntry], trajectory: Trajectory) -> JournalEntry:

@@ -157,7 +157,7 @@ class Program:
                 started_at_ns=self._began_at_ns,
                 error=reached,
             )
-            last = self._context.catalog.get_snapshot(sandbox.head).call
+            last = self._context.catalog.snapshots.get(sandbox.head).call
             if (last.name, last.started_at_ns) != (
                 call.name,
                 self._began_at_ns,

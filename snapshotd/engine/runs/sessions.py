@@ -140,7 +140,7 @@ class Sessions:
 
     def _attach(self, survivor: Survivor) -> None:
         trajectory = survivor.trajectory
-        sandbox, calls = self._launcher.attach(survivor, self._context.catalog.get_snapshot(trajectory.head))
+        sandbox, calls = self._launcher.attach(survivor, self._context.catalog.snapshots.get(trajectory.head))
         try:
             journal = self._adoption.go_on(sandbox, calls, survivor)
             program = None
@@ -203,17 +203,17 @@ class Sessions:
             return sandbox
 
     def _start_from_head(self, trajectory: Trajectory, *, services: bool) -> Sandbox:
-        current = self._context.catalog.get_trajectory(trajectory.id)
-        sandbox, calls = self.launch(current, self._context.catalog.get_snapshot(current.head))
+        current = self._context.catalog.trajectories.get(trajectory.id)
+        sandbox, calls = self.launch(current, self._context.catalog.snapshots.get(current.head))
         try:
-            self._context.catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
+            self._context.catalog.trajectories.set_status(trajectory.id, TrajectoryStatus.RUNNING)
             sandbox.use.end_when_idle(self._context.config.idle_timeout_s)
             self.adopt(sandbox, calls)
             if services:
                 self.services.start(sandbox, strict=True)
         except BaseException:
             self.discard(sandbox)  # the disk may be full
-            self._context.catalog.set_status(trajectory.id, current.status)
+            self._context.catalog.trajectories.set_status(trajectory.id, current.status)
             raise
         return sandbox
 
@@ -221,7 +221,7 @@ class Sessions:
     def start_for_change(self, trajectory: Trajectory) -> Iterator[Sandbox]:
         """Have the trajectory's sandbox run for a change in the block. If that fails, a sandbox that was started for it ends,
         and the status is what it was, unless a client has begun to use it. Services come back after the block."""
-        before, known = self._context.catalog.get_trajectory(trajectory.id).status, self.find(trajectory.id)
+        before, known = self._context.catalog.trajectories.get(trajectory.id).status, self.find(trajectory.id)
         sandbox = self.ensure_running(trajectory, services=False)
         try:
             yield sandbox
@@ -229,7 +229,7 @@ class Sessions:
             if sandbox is not known:
                 with contextlib.suppress(Conflict):
                     self.stop(trajectory, only=sandbox)
-                    self._context.catalog.set_status(trajectory.id, before)
+                    self._context.catalog.trajectories.set_status(trajectory.id, before)
             self.services.revive(sandbox)
             raise
         self.services.revive(sandbox)
@@ -263,7 +263,7 @@ class Sessions:
         try:
             if keep and sandbox.root.changed:
                 _take_last(self._context.catalog, sandbox, self._background.submit)
-            self._context.catalog.set_status(trajectory.id, TrajectoryStatus.STOPPED)
+            self._context.catalog.trajectories.set_status(trajectory.id, TrajectoryStatus.STOPPED)
         except BaseException:
             sandbox.use.carry_on()
             raise
@@ -328,11 +328,11 @@ class Sessions:
                 with self.start_lock(trajectory.id):
                     # else the status is that of another sandbox, started meanwhile
                     if (self.find(trajectory.id) or sandbox) is sandbox:
-                        self._context.catalog.set_status(trajectory.id, status, exit_code)
+                        self._context.catalog.trajectories.set_status(trajectory.id, status, exit_code)
             finally:
                 self._launcher.end(sandbox)
             self._background.wait()
-            count = self._context.catalog.count_snapshots(trajectory.id)
+            count = self._context.catalog.snapshots.count(trajectory.id)
             reused = reuse_count(self._context.catalog, trajectory)
         except SnapshotdError as exc:
             log.append({"event": "warning", "message": exc.message})

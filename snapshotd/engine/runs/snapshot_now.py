@@ -34,7 +34,7 @@ def take_snapshot(
     sessions.check_place(sandbox)
     with sandbox.lock:
         if if_changed and not sandbox.closed and not sandbox.root.changed:
-            return context.catalog.get_snapshot(sandbox.head)
+            return context.catalog.snapshots.get(sandbox.head)
         told: dict[str, Any] = {} if name is None else {"name": name}
         during = sessions.open_calls(sandbox)
         if during:

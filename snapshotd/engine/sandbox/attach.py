@@ -58,7 +58,7 @@ class Survivor:
         context.store.release(self.root.stack.layers)
         context.store.remove(self.root.upper)
         agent = self.process is not None
-        context.catalog.set_status(
+        context.catalog.trajectories.set_status(
             self.trajectory.id, TrajectoryStatus.INTERRUPTED if agent else TrajectoryStatus.STOPPED
         )
 
@@ -119,7 +119,7 @@ def _find_survivor(context: Context, record: LiveRecord) -> Survivor | None:
     if found is None:
         return None
     facts, roots = found
-    trajectory = context.catalog.get_trajectory(TrajectoryID(facts["trajectory"]))
+    trajectory = context.catalog.trajectories.get(TrajectoryID(facts["trajectory"]))
     runtime = context.runtimes[trajectory.spec.runtime]
     container = runtime.attach(ContainerID(record.directory.name))
     if container is None or trajectory.status is not TrajectoryStatus.RUNNING:

@@ -60,7 +60,7 @@ class Background:
         agent has not gone on yet."""
         events = self._context.events.follow(trajectory, wait=False)
         told = {event["id"] for event in events if event["event"] == "snapshot"}
-        for snapshot in self._context.catalog.snapshots(trajectory, _NEWEST):
+        for snapshot in self._context.catalog.snapshots.of_trajectory(trajectory, _NEWEST):
             if snapshot.created_at_ns >= since_ns and snapshot.id not in told:
                 self._tell(snapshot, None)
 
@@ -94,7 +94,7 @@ class Background:
         try:
             files = self._count(snapshot) if snapshot.files is None else None
             if files is not None:
-                self._context.catalog.set_files(snapshot.id, files)
+                self._context.catalog.snapshots.set_files(snapshot.id, files)
             self._tell_more(snapshot, files)
         except NotFound:
             return  # removed meanwhile
@@ -115,7 +115,7 @@ class Background:
         store = self._context.store
         before, after = Stack(snapshot.stack.image), snapshot.stack
         if snapshot.parent is not None:
-            before, after = shared_stacks(self._context.catalog.get_snapshot(snapshot.parent), snapshot)
+            before, after = shared_stacks(self._context.catalog.snapshots.get(snapshot.parent), snapshot)
         if before == after:
             return FileChanges()
         if self._queue.qsize() > MAX_COUNTED_BEHIND:

@@ -41,7 +41,7 @@ class Places:
         own end, and before those that a person had taken in the middle of a call."""
         catalog = self._context.catalog
         while head.parent is not None and _has_half_a_call(catalog, head):
-            head = catalog.get_snapshot(head.parent)
+            head = catalog.snapshots.get(head.parent)
         return head
 
     def go_to(self, sandbox: Sandbox, snapshot: Snapshot) -> None:
@@ -95,7 +95,7 @@ class Places:
             return False
         base = sandbox.root.base
         return base is not None and (
-            base == snapshot.id or self._context.catalog.get_snapshot(base).stack == snapshot.stack
+            base == snapshot.id or self._context.catalog.snapshots.get(base).stack == snapshot.stack
         )
 
     def _rewrite(self, sandbox: Sandbox, snapshot: Snapshot, reason: str) -> None:

@@ -18,7 +18,7 @@ from snapshotd.engine.caller import Caller
 from snapshotd.engine.sandbox.kept import Intake
 from snapshotd.errors import SandboxFailed
 from snapshotd.failpoints import hit
-from snapshotd.repo.base import BlobWriter, Spool
+from snapshotd.repo.spool import BlobWriter, Spool
 from snapshotd.runtime.base import Process
 from snapshotd.secrets.redactor import Funnel
 from snapshotd.types import BlobID

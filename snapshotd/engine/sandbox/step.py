@@ -58,7 +58,7 @@ def commit_step(
 ) -> Snapshot:
     """Take the snapshot after `call`. Safe from any thread; steps of one sandbox happen one after the other.
 
-    `ended`, `entries`: journal entries that end with it (`Catalog.commit_snapshot`). `follows`: the mind goes on from
+    `ended`, `entries`: journal entries that end with it (`SnapshotTable.commit`). `follows`: the mind goes on from
     that snapshot and not from the head: its journal, its state and its conversation, cut to the first `keep_messages`
     (None: all of them). Pending messages are appended to it. `request`: the client's, if this step is what it asks for.
     `captured`: the sandbox's files are recorded already; else they are captured. `tags`: of the new snapshot.
@@ -70,7 +70,7 @@ def commit_step(
     hit("engine.step.begin")
     with sandbox.lock, turns.first():
         if follows is not None and not sandbox.mind.changed:
-            sandbox.mind.put(catalog.state(follows.id), changed=False)
+            sandbox.mind.put(catalog.conversations.state(follows.id), changed=False)
         if sandbox.closed:
             raise SandboxFailed(
                 f"the sandbox of {short(sandbox.trajectory.id)} has ended; its last snapshot is {short(sandbox.head)}"
@@ -103,7 +103,7 @@ def commit_step(
         )
         try:
             sandbox.survival.prepare_commit(snapshot.id)
-            catalog.commit_snapshot(
+            catalog.snapshots.commit(
                 snapshot,
                 messages,
                 expected_head=sandbox.head,

@@ -128,7 +128,7 @@ class Filling:
     def _fill(self, gone: set[TrajectoryID]) -> None:
         for trajectory in gone:
             try:
-                self._context.catalog.get_trajectory(trajectory)
+                self._context.catalog.trajectories.get(trajectory)
             except NotFound:
                 self._index.forget(trajectory)
         mark = self._mark
@@ -161,7 +161,7 @@ class Filling:
                 return
             turns.give_way()
             try:
-                texts = list(texts_of(self._context, self._context.catalog.get_snapshot(row.id)))
+                texts = list(texts_of(self._context, self._context.catalog.snapshots.get(row.id)))
             except NotFound:
                 continue  # removed meanwhile
             batch.append((row, texts))

@@ -49,7 +49,7 @@ class FindService:
         is_whole = self._filling.catch_up(_CATCH_UP_S)
         query = query_of(text)
         tenant = present_tenant()
-        own = None if tenant is None else self._catalog.trajectories_of(tenant)
+        own = None if tenant is None else self._catalog.trajectories.of_tenant(tenant)
         found = [] if query is None else self._index.find(query, line, own, before=before, limit=limit + 1)
         hits, after = [], found[limit - 1].number if len(found) > limit else None
         if query is not None:
@@ -67,19 +67,19 @@ class FindService:
 
     def _line(self, ref: str) -> list[tuple[TrajectoryID, int | None]]:
         """The trajectories of a history, each with the last `seq` of its part."""
-        trajectory = self._catalog.resolve_trajectory(ref)
+        trajectory = self._catalog.refs.find_trajectory(ref)
         line: list[tuple[TrajectoryID, int | None]] = [(trajectory.id, None)]
         while trajectory.forked_from is not None:
-            origin = self._catalog.get_snapshot(trajectory.forked_from)
-            trajectory = self._catalog.get_trajectory(origin.trajectory)
+            origin = self._catalog.snapshots.get(trajectory.forked_from)
+            trajectory = self._catalog.trajectories.get(origin.trajectory)
             line.append((trajectory.id, origin.seq))
         return line
 
     def _hit(self, found: FoundText, excerpts: Excerpts) -> HitInfo | None:
         """None: it was removed meanwhile."""
         try:
-            snapshot = self._catalog.get_snapshot(found.snapshot)
-            name = self._catalog.get_trajectory(snapshot.trajectory).name
+            snapshot = self._catalog.snapshots.get(found.snapshot)
+            name = self._catalog.trajectories.get(snapshot.trajectory).name
             excerpt, matches = excerpts.make_excerpt(text_of(self._context, snapshot, found.kind, found.part))
         except NotFound:
             return None

@@ -65,7 +65,7 @@ def _arguments(snapshot: Snapshot) -> Text:
 
 
 def _messages(context: Context, snapshot: Snapshot) -> Iterator[Text]:
-    own = context.catalog.own_messages(snapshot.id)
+    own = context.catalog.conversations.own(snapshot.id)
     for number, message in enumerate(own, snapshot.messages - len(own)):
         turns.give_way()
         yield _text_of_record("message", str(number), "\n".join([message.role, *_strings(message.content)]))

@@ -29,7 +29,7 @@ class ApprovalService:
         The approval is bound to the call's name and arguments, not to files: the program that asked sees to those.
         Denied: the policy does not let it run; Conflict: another call of it has the name; UsageError: the name is malformed."""
         ref = check_ref(request.trajectory, "trajectory")
-        return self._approvals.ask(self._catalog.resolve_trajectory(ref), request)
+        return self._approvals.ask(self._catalog.refs.find_trajectory(ref), request)
 
     def list(self, status: ApprovalStatus | None = None) -> list[Approval]:
         """Oldest first; without `status` all."""
@@ -46,7 +46,7 @@ class ApprovalService:
     def view(self, ref: str, *, max_files: int = 1000) -> ApprovalView:
         """Returns what a person needs for a decision. No files are listed if the snapshot to compare with has given up its own."""
         approval = self._approvals.find(ref)
-        trajectory = self._catalog.get_trajectory(approval.trajectory)
+        trajectory = self._catalog.trajectories.get(approval.trajectory)
         since = self._comparison_base(approval, trajectory)
         files: tuple[Change, ...] = ()
         if since is not None:
@@ -63,9 +63,9 @@ class ApprovalService:
         ]
         since = decided[-1].snapshot if decided else trajectory.began or trajectory.forked_from
         if since is None:
-            first = catalog.get_snapshot(approval.snapshot)
+            first = catalog.snapshots.get(approval.snapshot)
             while first.parent is not None:
-                first = catalog.get_snapshot(first.parent)
+                first = catalog.snapshots.get(first.parent)
             since = first.id
-        kept = catalog.get_snapshot(since).state in (SnapshotState.CAPTURED, SnapshotState.STORED)
+        kept = catalog.snapshots.get(since).state in (SnapshotState.CAPTURED, SnapshotState.STORED)
         return since if kept else None

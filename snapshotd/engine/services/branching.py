@@ -93,7 +93,7 @@ class BranchingService:
         forked = children(n, args, name, variants, part)
         for one in forked:
             check_name(one.name)
-        with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
+        with self._context.pins.pinned(self._catalog.refs.find_snapshot(ref).id) as source:
             return self._forks.fork(
                 source,
                 forked,
@@ -198,7 +198,7 @@ class BranchingService:
         UsageError: an edit that cannot be made (the message says which)."""
         with self._context.pins.pinned(self._snapshot(ref).id) as source:
             if resume:
-                self._check_program(self._catalog.get_trajectory(source.trajectory))
+                self._check_program(self._catalog.trajectories.get(source.trajectory))
             edited = self._editing.edit(source, request, name)
         if resume:
             return self._resumes.resume(edited, ())
@@ -216,7 +216,7 @@ class BranchingService:
             self._check_program(trajectory)
         snapshot = self._retry.retry(trajectory, task, compensate=compensate)
         if resume:
-            self._resumes.resume(self._catalog.get_trajectory(trajectory.id), ())
+            self._resumes.resume(self._catalog.trajectories.get(trajectory.id), ())
         return snapshot
 
     def _check_program(self, trajectory: Trajectory) -> None:
@@ -238,10 +238,10 @@ class BranchingService:
         return self._effects.compensate(self._trajectory(ref), named)
 
     def _trajectory(self, ref: str) -> Trajectory:
-        return self._catalog.resolve_trajectory(ref)
+        return self._catalog.refs.find_trajectory(ref)
 
     def _snapshot(self, ref: str) -> Snapshot:
-        return self._catalog.resolve_snapshot(ref)
+        return self._catalog.refs.find_snapshot(ref)
 
 
 def _is_folder(trajectory: Trajectory, session: str | None = None) -> bool:

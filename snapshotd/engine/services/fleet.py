@@ -32,7 +32,7 @@ class FleetService:
 
     def fleet_snapshot(self, ref: str) -> FleetSnapshotInfo:
         """The home of a snapshot, and whether every node can read it. UsageError: the daemon is alone."""
-        snapshot = self._catalog.resolve_snapshot(ref)
+        snapshot = self._catalog.refs.find_snapshot(ref)
         coordination = self._coordination()
         try:
             home = coordination.owner(snapshot.trajectory).node

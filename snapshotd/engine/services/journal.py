@@ -28,25 +28,30 @@ class JournalService:
         count: Annotated[int, Bounds(ge=1, le=LIST_MAX)] | None = None,
     ) -> list[Message]:
         """The conversation up to the snapshot, across forks; from message number `start` on, at most `count`."""
-        return list(islice(self._catalog.conversation(self._catalog.resolve_snapshot(ref).id, start), count))
+        return list(islice(self._catalog.conversations.read(self._catalog.refs.find_snapshot(ref).id, start), count))
 
     def entries(self, ref: str) -> Iterator[JournalEntry]:
         """The journal up to a snapshot (of a trajectory: with the entries that its head does not bind yet), from the
         program's beginning, with the results of calls. A result that is longer than 1 MiB, or damaged, is None."""
         catalog = self._catalog
-        snapshot = catalog.resolve_snapshot(ref)
+        snapshot = catalog.refs.find_snapshot(ref)
         if ref in snapshot.tags or snapshot.id.startswith(ref):
-            found = list(catalog.journal(snapshot.id, since=catalog.get_trajectory(snapshot.trajectory).began))
+            found = list(catalog.journal.read(snapshot.id, since=catalog.trajectories.get(snapshot.trajectory).began))
         else:
-            trajectory = catalog.resolve_trajectory(ref)
-            found = [*catalog.journal(trajectory.head, since=trajectory.began), *catalog.unbound(trajectory.id)]
+            trajectory = catalog.refs.find_trajectory(ref)
+            found = [
+                *catalog.journal.read(trajectory.head, since=trajectory.began),
+                *catalog.journal.unbound(trajectory.id),
+            ]
         return (with_result(self._context, entry) for entry in found)
 
     def state(self, ref: str) -> dict[str, Any]:
         """The agent's own JSON state as it was saved with the snapshot."""
-        values: dict[str, Any] = self._catalog.state(self._catalog.resolve_snapshot(ref).id).get("values", {})
+        values: dict[str, Any] = self._catalog.conversations.state(self._catalog.refs.find_snapshot(ref).id).get(
+            "values", {}
+        )
         return values
 
     def tasks(self, ref: str) -> list[TaskInfo]:
         """The subtasks as they were at the snapshot, in the order in which they were declared."""
-        return tasks.tasks_of(self._catalog.state(self._catalog.resolve_snapshot(ref).id))
+        return tasks.tasks_of(self._catalog.conversations.state(self._catalog.refs.find_snapshot(ref).id))

@@ -102,7 +102,7 @@ class RunService:
         """The live sandboxes."""
         return [
             SandboxInfo(
-                self._catalog.get_trajectory(s.trajectory.id),
+                self._catalog.trajectories.get(s.trajectory.id),
                 s.container.id,
                 s.container.pid,
                 s.started_at_ns,
@@ -115,7 +115,7 @@ class RunService:
     def events(self, ref: str, *, follow: Wait) -> Iterator[Event]:
         """The events of a trajectory's run from its beginning. With `follow`, waits for more until `finished`, or until it
         is false."""
-        trajectory = self._catalog.resolve_trajectory(ref)
+        trajectory = self._catalog.refs.find_trajectory(ref)
         last: Event | None = None
         for last in with_whole_output(self._context.events.follow(trajectory.id, wait=follow), self._output):
             yield last
@@ -124,7 +124,7 @@ class RunService:
                 "event": "finished",
                 "trajectory": trajectory.id,
                 "exit_code": trajectory.exit_code,
-                "snapshots": self._catalog.count_snapshots(trajectory.id),
+                "snapshots": self._catalog.snapshots.count(trajectory.id),
                 "status": trajectory.status,
             }
 
@@ -137,8 +137,8 @@ class RunService:
         command is ended with everything that it started, and recorded as timed-out with exit code 124.
         `idle_timeout_s`: as in `CreateRequest`, for the sandbox from now on; None: as it is, or the daemon's default
         if it was started again."""
-        trajectory = self._catalog.resolve_trajectory(ref)
-        head = None if request.if_head is None else self._catalog.resolve_snapshot(request.if_head).id
+        trajectory = self._catalog.refs.find_trajectory(ref)
+        head = None if request.if_head is None else self._catalog.refs.find_snapshot(request.if_head).id
         sandbox = self._sessions.ensure_running(trajectory, request.idle_timeout_s)
         return self._sessions.commands.exec(sandbox, request, sink=sink, record=True, expected_head=head, caller=caller)
 
@@ -147,8 +147,8 @@ class RunService:
     ) -> ExecResult:
         """Run a command in a throw-away fork of a snapshot; nothing of it is kept. It ends when the `caller` is
         gone, or after `timeout_s` seconds, as in `exec`. The services of the fork have as much time before it."""
-        with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
-            owner = self._catalog.get_trajectory(source.trajectory)
+        with self._context.pins.pinned(self._catalog.refs.find_snapshot(ref).id) as source:
+            owner = self._catalog.trajectories.get(source.trajectory)
             trajectory, _ = throw_away(self._context.sandbox_spec(owner.spec), source.stack, env=owner.env)
             trajectory = replace(trajectory, head=source.id, forked_from=source.id)  # it may see its ancestors' secrets
             throw_aways, services = self._sessions.throw_aways, self._sessions.services
@@ -217,7 +217,7 @@ class RunService:
         With `if_changed`, no snapshot is taken if no file was written since the head, which is then the answer; where
         something was alive at the head, one may be taken all the same. UsageError: `name` and `if_changed` exclude each
         other."""
-        trajectory = self._catalog.resolve_trajectory(ref)
+        trajectory = self._catalog.refs.find_trajectory(ref)
         taken = snapshot_now.take_snapshot(
             self._context, self._sessions, self._background.submit, trajectory, name, if_changed=if_changed
         )
@@ -227,7 +227,7 @@ class RunService:
 
     def network(self, ref: str) -> NetworkInfo:
         """The network of a trajectory's sandboxes, and what it refused since the last snapshot."""
-        trajectory = self._catalog.resolve_trajectory(ref)
+        trajectory = self._catalog.refs.find_trajectory(ref)
         sandbox, network = self._sessions.find(trajectory.id), trajectory.spec.network
         refused = () if sandbox is None else sandbox.refused
         return NetworkInfo(trajectory.id, str(network), network.rules, refused)
@@ -239,16 +239,16 @@ class RunService:
         forks. Connections that are not allowed any more are cut. Conflict: its network is not one of rules; UsageError,
         LimitExceeded: a rule is malformed, or there are too many; SandboxFailed: they are recorded, and not in force in
         the sandbox, which reaches nothing then. Waits for no start: a sandbox that is started meanwhile gets them."""
-        found = self._catalog.resolve_trajectory(ref)
+        found = self._catalog.refs.find_trajectory(ref)
         with self._changing_network:
-            before = self._catalog.get_trajectory(found.id).spec.network
+            before = self._catalog.trajectories.get(found.id).spec.network
             if not before.allows_names:
                 raise Conflict(
                     f"the network of {found.shown_name} is {before}, which has no rules for hosts: make a sandbox with "
                     "one, or fork this one, with the network allow:HOST"
                 )
             rules = HostRules(before.rules if only is None else only).with_changes(allow, deny)
-            self._catalog.set_network(found.id, Network.allowing(rules.texts))
+            self._catalog.trajectories.set_network(found.id, Network.allowing(rules.texts))
         mine = [one for one in self._sessions.launched() if one.trajectory.id == found.id]
         renew_network(self._catalog, mine, lambda _: None)
         return self.network(found.id)
@@ -258,7 +258,7 @@ class RunService:
         `ended` is called, from any thread, when the sandbox ends before the connection is closed; it returns at once.
         Conflict: the trajectory is not running (it is not started), or nothing listens there; SandboxFailed: the server
         takes no connection. The caller waits up to 10 s."""
-        trajectory = self._catalog.resolve_trajectory(ref)
+        trajectory = self._catalog.refs.find_trajectory(ref)
         return ports.connect(self._sessions.find(trajectory.id), trajectory, port, ended)
 
     def resume(self, ref: str, *, decisions: tuple[DecisionFields, ...] = ()) -> Trajectory:
@@ -268,18 +268,18 @@ class RunService:
 
         The message names each such call. Conflict: it runs, or has finished; UsageError: it has no program.
         A trajectory without a program has its calls decided, and nothing starts."""
-        return self._resumes.resume(self._catalog.resolve_trajectory(ref), decisions)
+        return self._resumes.resume(self._catalog.refs.find_trajectory(ref), decisions)
 
     def stop(self, ref: str, *, discard: bool = False) -> Trajectory:
         """Take a last snapshot if anything changed and end the sandbox. `discard`: without one.
 
         Commands that `exec` runs in it are cut off. Not an error when it is not running. OutOfSpace: there is no room for
         the snapshot; the sandbox goes on."""
-        trajectory = self._catalog.resolve_trajectory(ref)
+        trajectory = self._catalog.refs.find_trajectory(ref)
         if discard:
             reserve.adjust(self._context.state_dir)
         self._sessions.stop(trajectory, keep=not discard)
-        return self._catalog.get_trajectory(trajectory.id)
+        return self._catalog.trajectories.get(trajectory.id)
 
     def keep_alive(self, trajectories: Sequence[str]) -> None:
         """Let their running sandboxes idle from now on anew, as if a command had just ended in each.
@@ -295,11 +295,11 @@ class RunService:
         """Forget a trajectory and free what only it used. A tag or a snapshot is refused: it names one of them, not all.
 
         Conflict when it runs (unless `force`) or has forks; UsageError: `ref` is a tag or a snapshot."""
-        trajectory = self._catalog.resolve_trajectory(ref)
+        trajectory = self._catalog.refs.find_trajectory(ref)
         self._check_whole(ref, trajectory)
         if not force:
             check_not_running(self._sessions.find(trajectory.id), trajectory)
-        self._catalog.check_removable(trajectory.id)  # before anything ends that would stay
+        self._catalog.trajectories.check_removable(trajectory.id)  # before anything ends that would stay
         reserve.adjust(self._context.state_dir)
         self._sessions.stop(trajectory, keep=False)
         self._disposal.forget(trajectory.id)
@@ -310,14 +310,14 @@ class RunService:
         nothing."""
         gone: set[TrajectoryID] = set()
         for line in lines:
-            self._catalog.check_removable(line, gone)
+            self._catalog.trajectories.check_removable(line, gone)
             gone.add(line)
 
     def _check_whole(self, ref: str, trajectory: Trajectory) -> None:
         """Check that `ref` names the whole trajectory. UsageError: it names one of its snapshots."""
         if ref in (trajectory.name, trajectory.id):
             return
-        snapshot = self._catalog.resolve_snapshot(ref)
+        snapshot = self._catalog.refs.find_snapshot(ref)
         whole = f"`snapshotd rm {trajectory.shown_name}` forgets the whole trajectory"
         if ref in snapshot.tags:
             raise UsageError(
@@ -329,10 +329,10 @@ class RunService:
             )
 
     def _trajectory(self, ref: str) -> Trajectory:
-        return self._catalog.resolve_trajectory(ref)
+        return self._catalog.refs.find_trajectory(ref)
 
     def _output(self, ref: str, which: Literal["stdout", "stderr", "output"]) -> Iterator[bytes]:
-        return self._context.recorded_output(self._catalog.resolve_snapshot(ref), which) or iter(())
+        return self._context.recorded_output(self._catalog.refs.find_snapshot(ref), which) or iter(())
 
 
 def _reuse_arguments(request: RunAgentRequest) -> dict[str, bool]:

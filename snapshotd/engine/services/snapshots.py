@@ -35,27 +35,27 @@ class SnapshotService:
         self._is_published = is_published
 
     def trajectories(self) -> list[Trajectory]:
-        return self._catalog.trajectories()
+        return self._catalog.trajectories.list()
 
     def trajectory(self, ref: str) -> Trajectory:
-        return self._catalog.resolve_trajectory(ref)
+        return self._catalog.refs.find_trajectory(ref)
 
     def get(self, ref: str) -> Snapshot:
-        return self._catalog.resolve_snapshot(ref)
+        return self._catalog.refs.find_snapshot(ref)
 
     def overview(self, trajectory: str | None = None) -> list[Overview]:
         """All trajectories as a list or a tree shows them, oldest first; with `trajectory` that one alone.
 
         The number of queries grows with their pages (500 trajectories), not with trajectories."""
         if trajectory is None:
-            chosen = self._catalog.trajectories()
+            chosen = self._catalog.trajectories.list()
         else:
-            chosen = [self._catalog.resolve_trajectory(check_ref(trajectory, "trajectory"))]
+            chosen = [self._catalog.refs.find_trajectory(check_ref(trajectory, "trajectory"))]
         totals = self._catalog.figures.totals(None if trajectory is None else chosen[0].id)
         size = self._context.store.sizes.total
         newest = [totals[one.id].newest for one in chosen if one.id in totals]
         origins = [one.forked_from for one in chosen if one.forked_from is not None]
-        snapshots = self._catalog.get_snapshots({*newest, *origins})
+        snapshots = self._catalog.snapshots.get_many({*newest, *origins})
         found = []
         for one in chosen:
             turns.give_way()
@@ -84,20 +84,20 @@ class SnapshotService:
         """A trajectory's own snapshots, oldest first; with `before`, only those with a smaller `seq`; with `last`, only
         this number of the newest. Here and in
         `snapshot`, `files` is None until a background thread has counted the changes; no call waits for that."""
-        return self._catalog.snapshots(self._catalog.resolve_trajectory(ref).id, last, before=before)
+        return self._catalog.snapshots.of_trajectory(self._catalog.refs.find_trajectory(ref).id, last, before=before)
 
     def of_tenant(self, tenant: str, among: TrajectoryID | None = None) -> set[TrajectoryID]:
         """The ids of a tenant's trajectories: all, or the one of `among` if it is one."""
-        return self._catalog.trajectories_of(tenant, among)
+        return self._catalog.trajectories.of_tenant(tenant, among)
 
     def all(self) -> list[Snapshot]:
         """Every snapshot of every trajectory."""
-        return list(self._catalog.all_snapshots())
+        return list(self._catalog.snapshots.all())
 
     def output(self, ref: str, which: Literal["stdout", "stderr", "output"]) -> Iterator[bytes]:
         """A tool call's recorded output in pieces; empty if it has none. DataLoss: it is damaged, or a repair gave it
         up."""
-        return self._context.recorded_output(self._catalog.resolve_snapshot(ref), which) or iter(())
+        return self._context.recorded_output(self._catalog.refs.find_snapshot(ref), which) or iter(())
 
     def diff(self, a: str, b: str | None) -> Iterator[Change]:
         """From `a` to `b`; with one ref, from its parent to it."""
@@ -127,11 +127,11 @@ class SnapshotService:
         return look.restore(self._context, ref, to, path, namespace_pid, self._cold.restore)
 
     def tag(self, ref: str, name: str, *, move: bool) -> SnapshotID:
-        with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as snapshot:
-            self._catalog.tag(snapshot.id, name, move=move, request=present())
+        with self._context.pins.pinned(self._catalog.refs.find_snapshot(ref).id) as snapshot:
+            self._catalog.refs.tag(snapshot.id, name, move=move, request=present())
         self._archive.save_tags_soon()
         return snapshot.id
 
     def untag(self, name: str) -> None:
-        self._catalog.untag(check_ref(name, "tag"))
+        self._catalog.refs.untag(check_ref(name, "tag"))
         self._archive.save_tags_soon()

@@ -94,7 +94,7 @@ class StatsService:
         sized = (
             (size(own.layers), own.file_bytes, line) for line, own in totals.items() if seen is None or line in seen
         )
-        names = {one.id: one.name for one in self._context.catalog.trajectories()}
+        names = {one.id: one.name for one in self._context.catalog.trajectories.list()}
         for layer_bytes, file_bytes, line in heapq.nlargest(most, sized):
             yield TrajectoryDisk(line, names.get(line), layer_bytes, file_bytes)
 

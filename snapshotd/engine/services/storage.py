@@ -41,7 +41,7 @@ class StorageService:
 
     def policy(self, ref: str | None) -> Policy:
         """The global policy, or a trajectory's own (the global one where it has none)."""
-        return retention.get_policy(self._catalog, None if ref is None else self._catalog.resolve_trajectory(ref).id)
+        return retention.get_policy(self._catalog, None if ref is None else self._catalog.refs.find_trajectory(ref).id)
 
     def set_policy(self, ref: str | None, policy: Policy | None) -> None:
         """Set the global policy, or a trajectory's own; None removes it. UsageError (a number that makes no sense)."""
@@ -49,7 +49,7 @@ class StorageService:
             raise UsageError(
                 "a trajectory's own policy cannot limit the size of the repository, which is one for all: leave out its name"
             )
-        retention.set_policy(self._catalog, None if ref is None else self._catalog.resolve_trajectory(ref).id, policy)
+        retention.set_policy(self._catalog, None if ref is None else self._catalog.refs.find_trajectory(ref).id, policy)
 
     def prune(self, policy: Policy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink) -> PruneInfo:
         """Give up the files of snapshots that no rule keeps, and collect objects that nothing refers to. `policy`
@@ -95,14 +95,14 @@ class StorageService:
             return share.export_trajectories(self._context, self._replies, ref, form, forks, write, progress)
         if forks:
             raise UsageError(f"an export as {form} holds no forks; export each of them")
-        snapshot = self._catalog.resolve_snapshot(ref)
+        snapshot = self._catalog.refs.find_snapshot(ref)
         if form != "bundle":
             if whole or since is not None:
                 raise UsageError(
                     f"the format {form} holds the files of one snapshot: name a single snapshot, and none that it begins after"
                 )
             return share.export_files(self._context, snapshot, form, write)
-        base = None if since is None else self._catalog.resolve_snapshot(since)
+        base = None if since is None else self._catalog.refs.find_snapshot(since)
         line = bundle.line_of(self._catalog, snapshot, whole=whole, since=base.id if base else None)
         if any(s.state is SnapshotState.CAPTURED for s in (*line, *([base] if base else ()))):
             progress("waiting until all is stored")
@@ -118,7 +118,7 @@ class StorageService:
             self._context, read, name=name, policy=spec, base_image=self._context.images.empty, progress=progress
         )
         self._archive.kick()
-        if self._catalog.tags():
+        if self._catalog.refs.tags():
             self._archive.save_tags_soon()
         return imported
 

@@ -68,7 +68,7 @@ class Archive:
         self._tags_changed = False
         self._waiters = 0
         self._rounds = 0
-        self._backlog = len(context.catalog.unstored())
+        self._backlog = len(context.catalog.snapshots.unstored())
         """Number of snapshots that are captured and not stored, or were removed since the last batch."""
         self._failures = 0
         self.failure: SnapshotdError | None = None
@@ -133,7 +133,7 @@ class Archive:
         DataLoss, Unsupported (the layers cannot be reached)."""
         if self._proof.failed:
             self._proof.check()
-        wanted = set(self._catalog.unstored())
+        wanted = set(self._catalog.snapshots.unstored())
         with self._changed:
             self._waiters += 1
             self._batches.try_stuck()
@@ -162,7 +162,7 @@ class Archive:
                         f"snapshot {short(snapshot)} is captured, but cannot be stored yet, and is tried again each minute: "
                         f"{why.message}"
                     )
-                wanted &= set(self._catalog.unstored())
+                wanted &= set(self._catalog.snapshots.unstored())
         if wanted:
             raise InternalError("the daemon is going down; captured snapshots are stored after the next start")
 
@@ -246,8 +246,8 @@ class Archive:
         except OSError as exc:
             reason = exc.strerror
         try:
-            lost = self._catalog.unstored()
-            self._catalog.set_state(lost, SnapshotState.LOST)
+            lost = self._catalog.snapshots.unstored()
+            self._catalog.snapshots.set_state(lost, SnapshotState.LOST)
             if lost:
                 _log.error("a write to the layers failed (%s): %d are lost: %s", reason, len(lost), " ".join(lost))
         except SnapshotdError as exc:  # the next try marks them, or the next start
@@ -292,12 +292,12 @@ class _Batches:
         if self._context.config.fleet:
             return
         catalog = self._context.catalog
-        record = self.archiver.archive_record(records.encode_tags(catalog.tags(), time.time_ns()), None)
+        record = self.archiver.archive_record(records.encode_tags(catalog.refs.tags(), time.time_ns()), None)
         self.archiver.flush()
         catalog.set_meta(TAGS_RECORD, record)
 
     def todo(self) -> list[SnapshotID]:
-        unstored = self._context.catalog.unstored()
+        unstored = self._context.catalog.snapshots.unstored()
         if time.monotonic() >= self._stuck_until:
             self.stuck.clear()
             self._stuck_until = math.inf
@@ -325,7 +325,9 @@ class _Batches:
                 for layer, size in zip(item.snapshot.stack.layers, reversed(item.archived.layer_bytes), strict=False):
                     self._context.store.sizes.note(layer, size)
             own = item.snapshot.warnings if item.snapshot.state is SnapshotState.CAPTURED else ()
-            catalog.set_stored(item.snapshot.id, item.tree, item.record, tuple(dict.fromkeys((*own, *item.warnings))))
+            catalog.snapshots.set_stored(
+                item.snapshot.id, item.tree, item.record, tuple(dict.fromkeys((*own, *item.warnings)))
+            )
         self._context.secrecy.vault.flush()  # the records hold markers
         catalog.flush()
         hit("engine.archive.stored")
@@ -335,8 +337,8 @@ class _Batches:
     def _store_one(self, snapshot_id: SnapshotID, done: dict[SnapshotID, _Done], images: dict[ImageID, TreeID]) -> None:
         context = self._context
         try:
-            snapshot = context.catalog.get_snapshot(snapshot_id)
-            trajectory = context.catalog.get_trajectory(snapshot.trajectory)
+            snapshot = context.catalog.snapshots.get(snapshot_id)
+            trajectory = context.catalog.trajectories.get(snapshot.trajectory)
         except NotFound:
             return  # removed meanwhile
         image = context.image(snapshot.stack.image)
@@ -370,15 +372,15 @@ class _Batches:
     def _give_up(self, snapshot_id: SnapshotID, why: SnapshotdError) -> None:
         """Set a snapshot aside that cannot be stored, so that the others are. An error that may be an accident makes
         the whole batch run again."""
-        if snapshot_id not in self._context.catalog.unstored():
+        if snapshot_id not in self._context.catalog.snapshots.unstored():
             return  # removed meanwhile
-        layers = self._context.catalog.get_snapshot(snapshot_id).stack.layers
+        layers = self._context.catalog.snapshots.get(snapshot_id).stack.layers
         hot = self._context.store.hold(layers)
         if hot:
             self._context.store.release(layers)
         elif isinstance(why, NotFound | DataLoss):  # with its layers there, it is the repository that must be repaired
             _log.error("snapshot %s is lost: it was not stored, and %s", snapshot_id, why.message)
-            self._context.catalog.set_state([snapshot_id], SnapshotState.LOST)
+            self._context.catalog.snapshots.set_state([snapshot_id], SnapshotState.LOST)
             return
         self._strikes[snapshot_id] += 1
         if isinstance(why, InternalError) and self._strikes[snapshot_id] < _STRIKES:
@@ -412,16 +414,16 @@ class _Batches:
                 continue
             parent = self._find_snapshot(current.parent)
             if parent is not None and parent.tree is not None:
-                self._context.catalog.set_files(current.id, self.archiver.count(parent.tree, item.tree))
+                self._context.catalog.snapshots.set_files(current.id, self.archiver.count(parent.tree, item.tree))
 
     def _find_snapshot(self, snapshot_id: SnapshotID) -> Snapshot | None:
         try:
-            return self._context.catalog.get_snapshot(snapshot_id)
+            return self._context.catalog.snapshots.get(snapshot_id)
         except NotFound:
             return None
 
     def _empty_spool(self, done: dict[SnapshotID, _Done]) -> None:
         mine: set[BlobID] = {blob for item in done.values() for blob in item.snapshot.call.outputs}
         if mine:
-            for blob in mine - self._context.catalog.unstored_blobs():
+            for blob in mine - self._context.catalog.snapshots.unstored_blobs():
                 self._context.spool.remove(blob)

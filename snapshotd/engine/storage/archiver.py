@@ -29,8 +29,8 @@ from snapshotd.repo.base import (
     RepositoryWriter,
     Roots,
     SharedMaintenance,
-    Spool,
 )
+from snapshotd.repo.spool import Spool
 from snapshotd.trees import archive, diff
 from snapshotd.trees.stored_view import StoredView
 from snapshotd.types import BlobID, FileChanges, ImageID, LayerID, RecordID, SnapshotID, TrajectoryID, TreeID

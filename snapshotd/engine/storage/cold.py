@@ -110,10 +110,10 @@ class Cold:
         """Read a snapshot anew, and store it first if it is only captured. It may have been stored and evicted since
         the caller read it, or its layer was being written when the daemon died (see `_store_what_has_no_layers`)."""
         catalog = self._context.catalog
-        now = catalog.get_snapshot(snapshot.id)
+        now = catalog.snapshots.get(snapshot.id)
         if now.state is SnapshotState.CAPTURED:
             self._store_all()
-            now = catalog.get_snapshot(snapshot.id)
+            now = catalog.snapshots.get(snapshot.id)
         return now
 
     def prepare(self) -> None:

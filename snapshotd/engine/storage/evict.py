@@ -59,9 +59,9 @@ class Disposal:
         return freed
 
     def forget(self, trajectory: TrajectoryID) -> None:
-        """Remove an ended trajectory, with the layers that nothing else needs. Errors: as `Catalog.remove_trajectory`."""
-        layers = any(snapshot.own_layers for snapshot in self._context.catalog.snapshots(trajectory))
-        self._context.catalog.remove_trajectory(trajectory)
+        """Remove an ended trajectory, with the layers that nothing else needs. Errors: as `TrajectoryTable.remove`."""
+        layers = any(snapshot.own_layers for snapshot in self._context.catalog.snapshots.of_trajectory(trajectory))
+        self._context.catalog.trajectories.remove(trajectory)
         hit("engine.remove.recorded")
         retention.set_policy(self._context.catalog, trajectory, None)
         self._context.events.remove(trajectory)
@@ -93,6 +93,6 @@ def budget_bytes(context: Context) -> int:
 
 def _find_needed(context: Context) -> set[LayerID]:
     needed = set(cached_layers(context).values())
-    for snapshot_id in context.catalog.unstored():
-        needed.update(context.catalog.get_snapshot(snapshot_id).stack.layers)
+    for snapshot_id in context.catalog.snapshots.unstored():
+        needed.update(context.catalog.snapshots.get(snapshot_id).stack.layers)
     return needed

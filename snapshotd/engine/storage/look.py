@@ -63,11 +63,11 @@ def _open_stored(context: Context, snapshot: Snapshot) -> View:
 
 def pair(context: Context, a: str, b: str | None) -> tuple[View, View]:
     """The two trees to compare: `a` and `b`, or the parent of `a` and `a`. The caller closes both."""
-    first = context.catalog.resolve_snapshot(a)
+    first = context.catalog.refs.find_snapshot(a)
     if b is not None:
-        return open_pair(context, first, context.catalog.resolve_snapshot(b))
+        return open_pair(context, first, context.catalog.refs.find_snapshot(b))
     if first.parent is not None:
-        return open_pair(context, context.catalog.get_snapshot(first.parent), first)
+        return open_pair(context, context.catalog.snapshots.get(first.parent), first)
     before = open_stack(context.store, Stack(first.stack.image))
     try:
         return before, open_view(context, first)
@@ -130,7 +130,7 @@ def write_patch(
 
 def cat(context: Context, ref: str, path: bytes) -> Iterator[bytes]:
     """Pieces of a regular file. Errors are raised before the first piece."""
-    snapshot = context.catalog.resolve_snapshot(ref)
+    snapshot = context.catalog.refs.find_snapshot(ref)
     relative = path.strip(b"/")
     shown = "/" + os.fsdecode(relative)
     with open_view(context, snapshot) as view:
@@ -147,7 +147,7 @@ def cat(context: Context, ref: str, path: bytes) -> Iterator[bytes]:
 
 
 def lstat(context: Context, ref: str, path: bytes) -> tuple[Entry, bytes | None]:
-    snapshot = context.catalog.resolve_snapshot(ref)
+    snapshot = context.catalog.refs.find_snapshot(ref)
     with open_view(context, snapshot) as view:
         try:
             entry = view.lstat(path)
@@ -179,7 +179,7 @@ def restore(context: Context, ref: str, to: Path, path: bytes, namespace_pid: in
     UsageError when `to` exists and is not an empty directory, or lies where no directory can be made, or in the daemon's
     own directories.
     """
-    snapshot = context.catalog.resolve_snapshot(ref)
+    snapshot = context.catalog.refs.find_snapshot(ref)
     relative = path.strip(b"/")
     if not to.is_absolute() or to.name in ("", ".."):
         raise UsageError(f"restore target {str(to)!r} must be an absolute path that ends with the name of a directory")

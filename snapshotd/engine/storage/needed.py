@@ -22,4 +22,4 @@ def forget_cached_layers(context: Context) -> None:
 
 def referenced_layers(context: Context) -> set[LayerID]:
     """Every layer that a snapshot or the dependency cache needs."""
-    return context.catalog.referenced_layers() | set(cached_layers(context).values())
+    return context.catalog.snapshots.referenced_layers() | set(cached_layers(context).values())

@@ -84,7 +84,7 @@ def rebuild(
     order. Errors: Conflict (the catalog is not empty), and errors of `records` itself. A damaged record is not an
     error. Images that are in the catalog already stay as they are. Memory: all records.
     """
-    if catalog.trajectories():
+    if catalog.trajectories.list():
         raise Conflict("the catalog cannot be rebuilt because it holds trajectories: move it away first")
     read = _Read(records)
     line_up = _LineUp(read)
@@ -95,7 +95,7 @@ def rebuild(
         replace(image, tree=image.tree if image.tree and has_tree(image.tree) else None)
         for image in read.images_for(lines, rows)
     ]
-    catalog.restore_rows([image for image in images if image.id not in here], lines, rows)
+    catalog.others.restore([image for image in images if image.id not in here], lines, rows)
     for image in images:
         if image.id in here and image.tree is not None:
             catalog.images.set_tree(image.id, image.tree)
@@ -118,15 +118,15 @@ def count_changes(catalog: Catalog, repository: Repository) -> None:
     """Count the changed files of stored snapshots that have no count: their records were made before the daemon had
     counted. Where a tree is damaged there is none afterwards either."""
     images = {image.id: image.tree for image in catalog.images.list()}
-    for uncounted in [one.id for one in catalog.all_snapshots() if one.files is None]:
-        snapshot = catalog.get_snapshot(uncounted)
+    for uncounted in [one.id for one in catalog.snapshots.all() if one.files is None]:
+        snapshot = catalog.snapshots.get(uncounted)
         below = images.get(snapshot.stack.image)
         if snapshot.parent is not None:
-            below = catalog.get_snapshot(snapshot.parent).tree
+            below = catalog.snapshots.get(snapshot.parent).tree
         if snapshot.tree is None or below is None:
             continue
         with contextlib.suppress(DataLoss, NotFound):
-            catalog.set_files(snapshot.id, count_between(repository, below, snapshot.tree))
+            catalog.snapshots.set_files(snapshot.id, count_between(repository, below, snapshot.tree))
 
 
 class _Read:

@@ -121,8 +121,8 @@ def encode(
 
 def encode_from(catalog: Catalog, snapshot: Snapshot, image: Image) -> bytes:
     """The record of a snapshot with everything that the catalog knows of it. NotFound."""
-    trajectory, messages = catalog.get_trajectory(snapshot.trajectory), catalog.own_messages(snapshot.id)
-    entries, state = catalog.own_entries(snapshot.id), catalog.own_state(snapshot.id)
+    trajectory, messages = catalog.trajectories.get(snapshot.trajectory), catalog.conversations.own(snapshot.id)
+    entries, state = catalog.journal.own(snapshot.id), catalog.conversations.own_state(snapshot.id)
     return encode(snapshot, trajectory, image, messages, entries=entries, state=state)
 
 

@@ -64,14 +64,14 @@ def find_protected(catalog: Catalog, running: set[SnapshotID]) -> dict[SnapshotI
     """
     reasons: dict[SnapshotID, str] = dict.fromkeys(running, "a running sandbox stands on it")
     first: dict[TrajectoryID, tuple[int, SnapshotID]] = {}
-    for item in catalog.all_snapshots():
+    for item in catalog.snapshots.all():
         if item.tags:
             reasons[item.id] = "tag " + ", ".join(item.tags)
         if item.trajectory not in first or item.seq < first[item.trajectory][0]:
             first[item.trajectory] = (item.seq, item.id)
         if item.state is SnapshotState.CAPTURED and item.base is not None:
             reasons.setdefault(item.base, f"snapshot {short(item.id)}, not stored yet, is built on it")
-    for line in catalog.trajectories():
+    for line in catalog.trajectories.list():
         name = line.shown_name
         if line.head != line.forked_from:
             reasons.setdefault(line.head, f"head of {name}")

@@ -154,7 +154,7 @@ class Upkeep:
             if not dry_run:
                 scope.tell(reclaimed)
             if not dry_run and not reclaimed.packs_unknown:
-                catalog.forget_removed(removed.difference(scope.find_still_known(removed)))
+                catalog.trajectories.forget_removed(removed.difference(scope.find_still_known(removed)))
         return reclaimed
 
     def _decide(
@@ -164,9 +164,9 @@ class Upkeep:
             protected = retention.find_protected(self._context.catalog, self._running() | pinned)
         decisions: list[RetentionDecision] = []
         now = time.time_ns()
-        for trajectory in self._scope.choose_own(filter(only, self._context.catalog.trajectories())):
+        for trajectory in self._scope.choose_own(filter(only, self._context.catalog.trajectories.list())):
             rules = policy or retention.get_policy(self._context.catalog, trajectory.id)
-            own = self._context.catalog.snapshots(trajectory.id)
+            own = self._context.catalog.snapshots.of_trajectory(trajectory.id)
             decisions += retention.plan(own, rules, protected=protected, now_ns=now)
         if only is not None:
             return decisions
@@ -186,7 +186,7 @@ class Upkeep:
         with self._pins.frozen() as pinned:
             protected = retention.find_protected(catalog, self._running() | pinned)
             decisions = [replace(d, keep=d.keep or d.snapshot.id in protected) for d in decisions]
-            catalog.set_pruned([d.snapshot.id for d in decisions if not d.keep])
+            catalog.snapshots.set_pruned([d.snapshot.id for d in decisions if not d.keep])
             catalog.flush()
         hit("engine.prune.recorded")
         return decisions
@@ -199,7 +199,7 @@ class Upkeep:
         left_out = set(without)
         trees: dict[TreeID, str] = dict.fromkeys(self._pins.trees() | self._cold.trees() if readers else (), READERS)
         contents: dict[BlobID, str] = {}
-        for snapshot in catalog.all_snapshots():
+        for snapshot in catalog.snapshots.all():
             if snapshot.tree is not None and snapshot.id not in left_out:
                 trees.setdefault(snapshot.tree, snapshot.id)
             if snapshot.state in (SnapshotState.STORED, SnapshotState.PRUNED):
@@ -208,7 +208,7 @@ class Upkeep:
         for image in catalog.images.list():
             if image.tree is not None:
                 trees[image.tree] = image.id
-        records: dict[RecordID, str] = dict.fromkeys(catalog.referenced_records(), "")
+        records: dict[RecordID, str] = dict.fromkeys(catalog.snapshots.referenced_records(), "")
         tags = catalog.get_meta(TAGS_RECORD)
         if tags:
             records[RecordID(tags)] = ""
@@ -218,13 +218,13 @@ class Upkeep:
         """The snapshots whose files the catalog has or has given up: no pack can bring them back."""
         catalogs = {id(each): each for each in (self._context.catalog, self._scope.catalog)}
         return [
-            one.id for each in catalogs.values() for one in each.all_snapshots() if one.state is not SnapshotState.LOST
+            one.id for each in catalogs.values() for one in each.snapshots.all() if one.state is not SnapshotState.LOST
         ]
 
     def _find_removed(self) -> set[TrajectoryID]:
         """Trajectories that a pack could bring back against the user's will. One that was imported again is none."""
         catalog = self._context.catalog
-        return catalog.removed_trajectories().difference(one.id for one in catalog.trajectories())
+        return catalog.trajectories.removed().difference(one.id for one in catalog.trajectories.list())
 
     # -- check and repair ----------------------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class Upkeep:
         return replace(report, damages=(*found, *report.damages))
 
     def _report(self, result: CheckResult) -> CheckInfo:
-        snapshots = {s.id: s for s in self._context.catalog.all_snapshots()}
+        snapshots = {s.id: s for s in self._context.catalog.snapshots.all()}
         damages = tuple(
             DamageInfo(
                 pack=f.pack,
@@ -300,13 +300,13 @@ class Upkeep:
                 actions += dropped
             self._archive.retry()
             stored = [
-                s for s in self._context.catalog.all_snapshots() if s.tree in bad and s.state is SnapshotState.STORED
+                s for s in self._context.catalog.snapshots.all() if s.tree in bad and s.state is SnapshotState.STORED
             ]
             hot = [s for s in stored if self._cold.is_hot(s)]
             lost = [s for s in stored if s not in hot]
             # All of them before any is stored again: nothing may be built on a tree that is damaged.
-            self._context.catalog.set_state([s.id for s in lost], SnapshotState.LOST)
-            self._context.catalog.set_state([s.id for s in hot], SnapshotState.CAPTURED)
+            self._context.catalog.snapshots.set_state([s.id for s in lost], SnapshotState.LOST)
+            self._context.catalog.snapshots.set_state([s.id for s in hot], SnapshotState.CAPTURED)
             if hot:
                 progress(f"storing {number_of(len(hot), 'snapshot')} again from layers")
                 self._archive.wait()
@@ -346,8 +346,8 @@ class Upkeep:
     def _write_records_again(self, bad: set[str]) -> list[str]:
         """The catalog has everything that a record says."""
         catalog, done = self._context.catalog, []
-        for snapshot in catalog.all_snapshots():
-            if snapshot.state is SnapshotState.CAPTURED or catalog.record(snapshot.id) not in bad:
+        for snapshot in catalog.snapshots.all():
+            if snapshot.state is SnapshotState.CAPTURED or catalog.snapshots.record(snapshot.id) not in bad:
                 continue
             image = self._context.image(snapshot.stack.image)
             if image is not None:
@@ -356,7 +356,7 @@ class Upkeep:
                 )
         self._archiver.flush()
         for snapshot, record in done:
-            catalog.set_record(snapshot.id, record)
+            catalog.snapshots.set_record(snapshot.id, record)
         if catalog.get_meta(TAGS_RECORD) in bad:
             catalog.set_meta(TAGS_RECORD, "")
             self._archive.save_tags_soon()
@@ -391,16 +391,16 @@ def _keep_needed(
 
 def _give_up_outputs(context: Context, bad: Collection[str], sizes: Mapping[BlobID, int]) -> list[str]:
     """Give up outputs in the repository. A damaged one must not take the files of its snapshot along. Returns what was done."""
-    stored = [one for one in context.catalog.all_snapshots() if one.state is not SnapshotState.CAPTURED]
+    stored = [one for one in context.catalog.snapshots.all() if one.state is not SnapshotState.CAPTURED]
     gone = {BlobID(blob) for one in stored for blob in one.call.outputs if blob in bad}
-    context.catalog.forget_outputs({blob: sizes.get(blob) for blob in gone})
+    context.catalog.snapshots.forget_outputs({blob: sizes.get(blob) for blob in gone})
     return _describe_given_up(stored, gone)
 
 
 def _give_up_spooled(context: Context) -> list[str]:
     """Give up damaged outputs that are not stored yet. They must not keep their snapshots, and those after them, from being stored."""
     gone: dict[BlobID, int | None] = {}
-    for blob in context.catalog.unstored_blobs():
+    for blob in context.catalog.snapshots.unstored_blobs():
         try:
             if not context.repo.contains(blob):
                 for _ in context.spool.load_blob(blob):
@@ -409,8 +409,8 @@ def _give_up_spooled(context: Context) -> list[str]:
             gone[blob] = None
             with suppress(DataLoss, NotFound):
                 gone[blob] = context.spool.size_bytes(blob)
-    captured = context.catalog.get_snapshots(context.catalog.unstored()).values() if gone else ()
-    context.catalog.forget_outputs(gone, spooled=True)
+    captured = context.catalog.snapshots.get_many(context.catalog.snapshots.unstored()).values() if gone else ()
+    context.catalog.snapshots.forget_outputs(gone, spooled=True)
     return _describe_given_up(captured, gone.keys())
 
 

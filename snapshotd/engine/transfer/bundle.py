@@ -84,10 +84,14 @@ class StoredSource:
 
     def facts(self, snapshot: Snapshot, *, whole: bool) -> Facts:
         catalog = self._catalog
-        messages = list(catalog.conversation(snapshot.id)) if whole else catalog.own_messages(snapshot.id)
-        state = (catalog.state(snapshot.id) or None) if whole else catalog.own_state(snapshot.id)
-        entries = catalog.own_entries(snapshot.id)
-        return Facts(catalog.get_trajectory(snapshot.trajectory), self._image(snapshot), messages, entries, state)
+        messages = list(catalog.conversations.read(snapshot.id)) if whole else catalog.conversations.own(snapshot.id)
+        state = (
+            (catalog.conversations.state(snapshot.id) or None)
+            if whole
+            else catalog.conversations.own_state(snapshot.id)
+        )
+        entries = catalog.journal.own(snapshot.id)
+        return Facts(catalog.trajectories.get(snapshot.trajectory), self._image(snapshot), messages, entries, state)
 
     def layer(self, snapshot: Snapshot, below: Snapshot | None) -> View | None:
         tree = snapshot.tree
@@ -190,7 +194,7 @@ def line_of(catalog: Catalog, snapshot: Snapshot, *, whole: bool, since: Snapsho
         first = found[-1]
         if first.parent == since and since is not None:
             break
-        earlier = None if first.parent is None else catalog.get_snapshot(first.parent)
+        earlier = None if first.parent is None else catalog.snapshots.get(first.parent)
         if since is None and (earlier is None or (earlier.trajectory != snapshot.trajectory and not followed)):
             break
         if earlier is None or snapshot.id == since:
@@ -222,7 +226,7 @@ def _find_later(catalog: Catalog, snapshot_id: SnapshotID, wanted: set[SnapshotI
     at: SnapshotID | None = snapshot_id
     while at is not None and left:
         left.discard(at)
-        at = catalog.get_snapshot(at).parent if left else None
+        at = catalog.snapshots.get(at).parent if left else None
     return left
 
 

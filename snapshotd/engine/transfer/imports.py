@@ -209,17 +209,17 @@ class _Importer:
         reader.finish()
         catalog = self._context.catalog
         trajectories = tuple(
-            catalog.get_trajectory(one) for one in dict.fromkeys(snapshot.trajectory for snapshot in known)
+            catalog.trajectories.get(one) for one in dict.fromkeys(snapshot.trajectory for snapshot in known)
         )
         if name is not None and name != trajectories[-1].name:
             self._warnings.add(f"the trajectory {short(trajectories[-1].id)} is here already and keeps its name")
-        for tag, snapshot_id in self._free_tags(reader, {one.name for one in catalog.trajectories()}):
-            catalog.tag(snapshot_id, tag)
+        for tag, snapshot_id in self._free_tags(reader, {one.name for one in catalog.trajectories.list()}):
+            catalog.refs.tag(snapshot_id, tag)
         return self._report(trajectories)
 
     def _free_tags(self, reader: BundleReader, names: set[str | None]) -> Iterator[tuple[str, SnapshotID]]:
         """The tags of the bundle that are free here. `names`: names of trajectories, the bundle's included."""
-        here = self._context.catalog.tags()
+        here = self._context.catalog.refs.tags()
         for name, snapshot_id in reader.tags.items():
             if not _may_be_taken(name):
                 self._warnings.add(
@@ -253,7 +253,7 @@ class _Importer:
         at: Snapshot | None = base
         while at is not None:
             self._before[at.id] = at.messages
-            at = None if at.parent is None else self._context.catalog.get_snapshot(at.parent)
+            at = None if at.parent is None else self._context.catalog.snapshots.get(at.parent)
         return BundleLine(base.stack, since, since, base.messages, base.seq, whole=False)
 
     # -- one snapshot --------------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class _Importer:
             )
         ours = theirs.id
         try:
-            self._context.catalog.get_trajectory(ours)
+            self._context.catalog.trajectories.get(ours)
             ours = TrajectoryID(new_id())
         except NotFound:
             pass
@@ -355,10 +355,12 @@ class _Importer:
 
     def _commit(self, reader: BundleReader, name: str | None) -> tuple[Trajectory, ...]:
         catalog, since = self._context.catalog, reader.since
-        image = self._base_image(*self._image_defaults).id if since is None else catalog.get_snapshot(since).stack.image
+        image = (
+            self._base_image(*self._image_defaults).id if since is None else catalog.snapshots.get(since).stack.image
+        )
         heads = {taken.trajectory: taken.id for taken in self._taken}
         places: dict[SnapshotID | None, int] = {snapshot: place for place, snapshot in enumerate(self._before)}
-        names, here = {trajectory.name for trajectory in catalog.trajectories()}, catalog.tags()
+        names, here = {trajectory.name for trajectory in catalog.trajectories.list()}, catalog.refs.tags()
         trajectories = []
         for made in self._trajectories.values():
             own = made.name
@@ -383,7 +385,7 @@ class _Importer:
         tags: dict[SnapshotID, list[str]] = {}
         for tag, snapshot_id in self._free_tags(reader, names):
             tags.setdefault(snapshot_id, []).append(tag)
-        catalog.restore_rows([], trajectories, self._rows(image, tags))
+        catalog.others.restore([], trajectories, self._rows(image, tags))
         self._committed = True
         return tuple(trajectories)
 
@@ -424,7 +426,7 @@ def _find_known(catalog: Catalog, snapshots: tuple[SnapshotID, ...]) -> list[Sna
     known = []
     for snapshot_id in snapshots:
         with contextlib.suppress(NotFound):
-            known.append(catalog.get_snapshot(snapshot_id))
+            known.append(catalog.snapshots.get(snapshot_id))
     return known
 
 
@@ -433,9 +435,9 @@ def _check_free(catalog: Catalog, known: list[Snapshot], name: str | None) -> No
         raise Conflict(
             f"snapshot {short(one.id)} of the bundle is here already and others are not; import one that was exported since it"
         )
-    if name is not None and any(trajectory.name == name for trajectory in catalog.trajectories()):
+    if name is not None and any(trajectory.name == name for trajectory in catalog.trajectories.list()):
         raise Conflict(f"the name {name} belongs to another trajectory; choose another name")
-    if name is not None and name in catalog.tags():
+    if name is not None and name in catalog.refs.tags():
         raise Conflict(
             f"the name {name} is a tag; choose another name, or take the tag away with `snapshotd tag --delete {name}`"
         )

@@ -18,7 +18,7 @@ import pytest
 from snapshotd.cli.command import CliContext
 from snapshotd.cli.main import cli as group
 from snapshotd.cli.main import find_commands, main, summary_of
-from snapshotd.cli.reference import reference
+from snapshotd.cli.reference import _walk, reference
 from snapshotd.cli.text import ago, printable, size
 from snapshotd.cli.values import Size
 from tests import long
@@ -156,6 +156,14 @@ def test_help_shows_examples(cli: Cli) -> None:
     assert done.code == 0
     assert "Examples:\n  snapshotd exec box -- make test\n" in done.out
     assert cli("--help").code == 0
+
+
+def test_help_has_one_space_behind_each_comma_of_json() -> None:
+    """A list of words that has spaces already, or goes on in the next line of the docstring."""
+    for name, command in _walk():
+        with click.Context(command, info_name=name) as ctx:
+            shown = command.get_help(ctx).partition("\nOptions:")[0]
+        assert re.findall(r".*(?:,  |[\w\"\]},],[\"{\[]|_[a-z]+,[a-z]).*", shown) == [], name
 
 
 @pytest.mark.parametrize("name", ["approvals", "check", "journal", "merge", "policy", "prune"])

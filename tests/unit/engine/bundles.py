@@ -25,7 +25,7 @@ from snapshotd.formats.tar_reader import TarReader
 from snapshotd.kernel import files
 from snapshotd.layers.store import LayerStore
 from snapshotd.layers.view import open_stack
-from snapshotd.repo.spool import FileSpool
+from snapshotd.repo.spool import Spool
 from snapshotd.trees import archive
 from snapshotd.trees.stored_view import StoredView
 from snapshotd.trees.view import View
@@ -96,8 +96,8 @@ class World:
         self.catalog = SqliteCatalog(directory / "catalog" if catalog_file else ":memory:")
         self.repo = MemoryRepository()
         self.store = LayerStore(directory / "layers", "plain")
-        self.spool = FileSpool(directory / "spool")
-        self.pins = Pins(self.catalog.get_snapshot)
+        self.spool = Spool(directory / "spool")
+        self.pins = Pins(self.catalog.snapshots.get)
         self.context = cast(
             Context,
             SimpleNamespace(
@@ -142,7 +142,7 @@ class World:
             messages = tuple(Message("user", {"n": number}) for number in range(before, snapshot.messages))
             rows.append(SnapshotRow(snapshot, messages))
             done[snapshot.id] = snapshot.messages
-        self.catalog.restore_rows([image] if new else [], trajectories, rows)
+        self.catalog.others.restore([image] if new else [], trajectories, rows)
 
     def line(self, root: Path, steps: Sequence[Callable[[Path], object]], name: str | None = "line") -> list[Snapshot]:
         """A trajectory whose n-th snapshot has the files of `root` after the n-th step; even ones add a message and
@@ -165,12 +165,12 @@ class World:
 
     def forked(self, origin: Snapshot, root: Path) -> Snapshot:
         """The first snapshot of a fork, with the files of `root`."""
-        trajectory = fork(origin, self.catalog.get_trajectory(origin.trajectory), "forked")
+        trajectory = fork(origin, self.catalog.trajectories.get(origin.trajectory), "forked")
         outputs = {"output": None, "stdout": None, "stderr": None}
         snapshot = follow(
             origin, trajectory.id, tree=self.tree(root), state=SnapshotState.STORED, call=make_call("first", **outputs)
         )
-        self.catalog.restore_rows([], [replace(trajectory, head=snapshot.id)], [SnapshotRow(snapshot)])
+        self.catalog.others.restore([], [replace(trajectory, head=snapshot.id)], [SnapshotRow(snapshot)])
         return snapshot
 
     def output(self, data: bytes) -> BlobID:
@@ -205,23 +205,25 @@ class World:
 
     def shown(self, snapshot_id: SnapshotID) -> Manifest:
         """An imported snapshot's files through its layers."""
-        with open_stack(self.store, self.catalog.get_snapshot(snapshot_id).stack) as view:
+        with open_stack(self.store, self.catalog.snapshots.get(snapshot_id).stack) as view:
             return manifest(view)
 
     def archive_all(self) -> None:
         """What the archive does: each captured snapshot's own layers on its base's tree."""
-        for snapshot_id in self.catalog.unstored():
-            snapshot = self.catalog.get_snapshot(snapshot_id)
-            tree = None if snapshot.base is None else self.catalog.get_snapshot(snapshot.base).tree
+        for snapshot_id in self.catalog.snapshots.unstored():
+            snapshot = self.catalog.snapshots.get(snapshot_id)
+            tree = None if snapshot.base is None else self.catalog.snapshots.get(snapshot.base).tree
             for layer in reversed(snapshot.stack.layers[: snapshot.own_layers]):
                 fd = self.store.read_upper(layer)
                 tree = archive.apply(self.repo, fd, tree, salt=b"s" * 32).tree
                 os.close(fd)
             assert tree is not None
-            self.catalog.set_stored(snapshot_id, tree, self.repo.save_record(snapshot_id.encode()))
+            self.catalog.snapshots.set_stored(snapshot_id, tree, self.repo.save_record(snapshot_id.encode()))
 
     def is_empty(self) -> bool:
-        return not self.catalog.trajectories() and not list(self.catalog.all_snapshots()) and not self.store.layers()
+        return (
+            not self.catalog.trajectories.list() and not list(self.catalog.snapshots.all()) and not self.store.layers()
+        )
 
 
 # -- forging -----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from snapshotd.engine.storage.archiver import Archiver, ArchiverService
 from snapshotd.errors import InternalError
 from snapshotd.layers.store import LayerStore
-from snapshotd.repo.spool import FileSpool
+from snapshotd.repo.spool import Spool
 from snapshotd.repo.upkeep.maintenance import PackMaintenance
 from snapshotd.store.memory import MemoryStore
 from snapshotd.types import RecordID
@@ -35,7 +35,7 @@ class Rig:
     def __init__(self, path: Path) -> None:
         self._path = path
         (path / "layers").mkdir()
-        self.store, self._layers, self._spool = Outage(), LayerStore(path / "layers", "plain"), FileSpool(path / "repo")
+        self.store, self._layers, self._spool = Outage(), LayerStore(path / "layers", "plain"), Spool(path / "repo")
         self.archiver = Archiver([])
         self.archiver._child = self  # type: ignore[assignment]
         self.start()

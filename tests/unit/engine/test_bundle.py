@@ -42,7 +42,7 @@ def same(here: World, there: World, snapshot: Snapshot) -> None:
 def imported_whole(here: World, there: World, line: list[Snapshot]) -> None:
     """Files, calls, outputs and conversation are those of the original."""
     for number, original in enumerate(line):
-        taken = there.catalog.get_snapshot(original.id)
+        taken = there.catalog.snapshots.get(original.id)
         assert taken.state is SnapshotState.CAPTURED
         same(here, there, original)
         blobs = ("output", "stdout", "stderr")
@@ -61,7 +61,7 @@ def imported_whole(here: World, there: World, line: list[Snapshot]) -> None:
             original.method,
         )
         assert taken.parent == (original.parent if number else None)
-    assert list(there.catalog.conversation(line[-1].id)) == list(here.catalog.conversation(line[-1].id))
+    assert list(there.catalog.conversations.read(line[-1].id)) == list(here.catalog.conversations.read(line[-1].id))
 
 
 # -- round trips -------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def test_a_trajectory_comes_in_as_it_was(worlds: tuple[World, World], line: list
     assert (result.snapshots, result.warnings) == (4, ())
     imported_whole(here, there, line)
     (trajectory,) = result.trajectories
-    assert trajectory == there.catalog.get_trajectory(line[0].trajectory)
+    assert trajectory == there.catalog.trajectories.get(line[0].trajectory)
     assert (trajectory.name, trajectory.head, trajectory.status) == ("line", line[-1].id, TrajectoryStatus.STOPPED)
     image = there.catalog.images.find(trajectory.spec.image)
     assert (image.env, image.workdir) == ((("PATH", "/x"), ("LANG", "C")), "/home")
@@ -99,8 +99,8 @@ def test_what_came_in_can_be_archived_and_exported_again(
     there.take(here.export(line))
     there.archive_all()
     for snapshot in line:
-        assert there.stored(there.catalog.get_snapshot(snapshot.id)) == here.stored(snapshot)
-    assert there.catalog.unstored() == []
+        assert there.stored(there.catalog.snapshots.get(snapshot.id)) == here.stored(snapshot)
+    assert there.catalog.snapshots.unstored() == []
 
 
 def test_one_snapshot_from_the_middle_brings_its_whole_conversation(
@@ -109,10 +109,10 @@ def test_one_snapshot_from_the_middle_brings_its_whole_conversation(
     here, there = worlds
     there.take(here.export([line[3]]), name="alone")
     same(here, there, line[3])
-    taken = there.catalog.get_snapshot(line[3].id)
+    taken = there.catalog.snapshots.get(line[3].id)
     assert (taken.parent, taken.messages, taken.seq) == (None, line[3].messages, 3)
-    assert list(there.catalog.conversation(taken.id)) == list(here.catalog.conversation(taken.id))
-    assert there.catalog.resolve_trajectory("alone").head == taken.id
+    assert list(there.catalog.conversations.read(taken.id)) == list(here.catalog.conversations.read(taken.id))
+    assert there.catalog.refs.find_trajectory("alone").head == taken.id
 
 
 def test_increments_stand_on_each_other(worlds: tuple[World, World], line: list[Snapshot]) -> None:
@@ -125,10 +125,10 @@ def test_increments_stand_on_each_other(worlds: tuple[World, World], line: list[
     assert "without its name" in second.warnings[0]
     for snapshot in line:
         same(here, there, snapshot)
-    assert list(there.catalog.conversation(line[3].id)) == list(here.catalog.conversation(line[3].id))
-    assert there.catalog.get_snapshot(line[2].id).own_layers == 0
+    assert list(there.catalog.conversations.read(line[3].id)) == list(here.catalog.conversations.read(line[3].id))
+    assert there.catalog.snapshots.get(line[2].id).own_layers == 0
     there.archive_all()
-    assert there.stored(there.catalog.get_snapshot(line[3].id)) == here.stored(line[3])
+    assert there.stored(there.catalog.snapshots.get(line[3].id)) == here.stored(line[3])
 
 
 def test_a_line_across_a_fork_makes_two_trajectories(
@@ -147,10 +147,10 @@ def test_a_line_across_a_fork_makes_two_trajectories(
 
 def test_snapshots_without_files_come_without(worlds: tuple[World, World], line: list[Snapshot]) -> None:
     here, there = worlds
-    here.catalog.set_pruned([line[1].id])
-    here.catalog.set_pruned([line[2].id])
-    there.take(here.export([here.catalog.get_snapshot(snapshot.id) for snapshot in line]))
-    assert [there.catalog.get_snapshot(snapshot.id).state for snapshot in line] == [
+    here.catalog.snapshots.set_pruned([line[1].id])
+    here.catalog.snapshots.set_pruned([line[2].id])
+    there.take(here.export([here.catalog.snapshots.get(snapshot.id) for snapshot in line]))
+    assert [there.catalog.snapshots.get(snapshot.id).state for snapshot in line] == [
         SnapshotState.CAPTURED,
         SnapshotState.PRUNED,
         SnapshotState.PRUNED,
@@ -158,7 +158,7 @@ def test_snapshots_without_files_come_without(worlds: tuple[World, World], line:
     ]
     same(here, there, line[3])
     there.archive_all()
-    assert there.stored(there.catalog.get_snapshot(line[3].id)) == here.stored(line[3])
+    assert there.stored(there.catalog.snapshots.get(line[3].id)) == here.stored(line[3])
 
 
 def test_a_long_line_stays_shallow(
@@ -176,10 +176,10 @@ def test_a_long_line_stays_shallow(
     steps = [lambda root, number=number: change(root, number) for number in range(40)]
     line = here.line(tmp_path / "root", steps)
     there.take(here.export(line))
-    assert max(len(there.catalog.get_snapshot(snapshot.id).stack.layers) for snapshot in line) <= 12
+    assert max(len(there.catalog.snapshots.get(snapshot.id).stack.layers) for snapshot in line) <= 12
     for snapshot in line:
         same(here, there, snapshot)
-    assert set(there.store.layers()) == there.catalog.referenced_layers()
+    assert set(there.store.layers()) == there.catalog.snapshots.referenced_layers()
 
 
 def test_a_layer_larger_than_a_piece(
@@ -219,7 +219,7 @@ def test_the_importer_decides_runtime_network_and_limits(worlds: tuple[World, Wo
     here, there = worlds
     (trajectory,) = there.take(here.export(line)).trajectories
     assert replace(trajectory.spec, image=POLICY.image) == POLICY
-    original = here.catalog.get_trajectory(trajectory.id)
+    original = here.catalog.trajectories.get(trajectory.id)
     assert original.spec.limits != POLICY.limits
     assert (trajectory.agent, trajectory.env) == (original.agent, original.env)
 
@@ -236,34 +236,34 @@ def test_a_bundle_does_not_say_whose_values_its_agents_reach(worlds: tuple[World
 def test_what_is_here_stays(worlds: tuple[World, World], line: list[Snapshot]) -> None:
     here, there = worlds
     there.take(here.export(line[:3]))
-    before = there.store.layers(), list(there.catalog.all_snapshots()), there.catalog.trajectories()
+    before = there.store.layers(), list(there.catalog.snapshots.all()), there.catalog.trajectories.list()
     for part in (line, line[2:]):
         with pytest.raises(Conflict, match=f"{part[0].id[:12]} of the bundle is here already and others are not"):
             there.take(here.export(part))
     for fields in ({"created_at_ns": 1}, {"id": line[3].id}):
         with pytest.raises((Conflict, UsageError), match="another"):
             there.take(_edited(members(here.export(line[2:3])), 0, _set("snapshot", **fields)))
-    assert (there.store.layers(), list(there.catalog.all_snapshots()), there.catalog.trajectories()) == before
+    assert (there.store.layers(), list(there.catalog.snapshots.all()), there.catalog.trajectories.list()) == before
 
 
 def test_the_same_again_changes_nothing(worlds: tuple[World, World], line: list[Snapshot]) -> None:
     here, there = worlds
-    here.catalog.tag(line[1].id, "good")
+    here.catalog.refs.tag(line[1].id, "good")
     data = here.export(tagged(here, line))
     taken = there.take(data, name="mine").trajectories
-    before = there.store.layers(), list(there.catalog.all_snapshots()), there.catalog.trajectories()
+    before = there.store.layers(), list(there.catalog.snapshots.all()), there.catalog.trajectories.list()
     for again in (data, here.export(tagged(here, line[2:3])), here.export(tagged(here, line), compress=True)):
         result = there.take(again, name="mine")
         assert (result.trajectories, result.snapshots, result.warnings) == (taken, 0, ())
-        assert (there.store.layers(), list(there.catalog.all_snapshots()), there.catalog.trajectories()) == before
+        assert (there.store.layers(), list(there.catalog.snapshots.all()), there.catalog.trajectories.list()) == before
     assert "keeps its name" in there.take(data, name="other").warnings[0]
     with pytest.raises(UsageError, match="cut off"):
         there.take(data[:-2048])
-    there.catalog.untag("good")
+    there.catalog.refs.untag("good")
     assert there.take(data).snapshots == 0
-    assert there.catalog.tags() == {"good": line[1].id}
+    assert there.catalog.refs.tags() == {"good": line[1].id}
     there.archive_all()
-    there.catalog.set_pruned([line[2].id])
+    there.catalog.snapshots.set_pruned([line[2].id])
     with pytest.raises(Conflict, match="files are gone"):
         there.take(data)
 
@@ -273,27 +273,27 @@ def test_the_same_again_changes_nothing(worlds: tuple[World, World], line: list[
 
 def tagged(world: World, line: list[Snapshot]) -> list[Snapshot]:
     """The snapshots with the tags that they have by now."""
-    return [world.catalog.get_snapshot(snapshot.id) for snapshot in line]
+    return [world.catalog.snapshots.get(snapshot.id) for snapshot in line]
 
 
 def test_tags_come_along(worlds: tuple[World, World], line: list[Snapshot]) -> None:
     here, there = worlds
     for number, name in ((0, "before"), (1, "good"), (1, "also-good"), (3, "last")):
-        here.catalog.tag(line[number].id, name)
+        here.catalog.refs.tag(line[number].id, name)
     there.take(here.export(tagged(here, line[:3])))
-    assert there.catalog.tags() == {"before": line[0].id, "good": line[1].id, "also-good": line[1].id}
+    assert there.catalog.refs.tags() == {"before": line[0].id, "good": line[1].id, "also-good": line[1].id}
     there.take(here.export(tagged(here, line[3:]), since=line[2]))
-    assert there.catalog.resolve_snapshot("last").id == line[3].id
+    assert there.catalog.refs.find_snapshot("last").id == line[3].id
 
 
 def test_a_tag_that_is_taken_is_said_and_stays_where_it_is(worlds: tuple[World, World], line: list[Snapshot]) -> None:
     here, there = worlds
     there.take(here.export(line[:1]), name="mine")
-    there.catalog.tag(line[0].id, "good")
+    there.catalog.refs.tag(line[0].id, "good")
     for name in ("good", "mine", "other", "new"):
-        here.catalog.tag(line[1].id, name)
+        here.catalog.refs.tag(line[1].id, name)
     result = there.take(here.export(tagged(here, line[1:]), since=line[0]), name="other")
-    assert there.catalog.tags() == {"good": line[0].id, "new": line[1].id}
+    assert there.catalog.refs.tags() == {"good": line[0].id, "new": line[1].id}
     good, mine, other = result.warnings
     assert "tag good was not taken" in good
     assert line[0].id[:12] in good
@@ -312,7 +312,7 @@ def test_a_name_that_could_be_taken_for_an_id_or_is_a_users_does_not_come(
     head = json.loads(content[0][1])
     head["tags"] = dict.fromkeys([line[0].id, line[0].id[:6], "good@1000", "good"], line[1].id)
     result = there.take(forged([(content[0][0], json.dumps(head).encode()), *content[1:]]))
-    assert there.catalog.tags() == {"good": line[1].id}
+    assert there.catalog.refs.tags() == {"good": line[1].id}
     assert len(result.warnings) == 3
 
 
@@ -321,7 +321,7 @@ def test_a_name_of_a_trajectory_that_is_a_tag_here_is_left_out(
 ) -> None:
     here, there = worlds
     there.take(here.export(line[:1]), name="mine")
-    there.catalog.tag(line[0].id, "line")
+    there.catalog.refs.tag(line[0].id, "line")
     result = there.take(here.export(line[1:], since=line[0]))
     assert result.trajectories[0].name is None
     assert "without its name" in result.warnings[0]
@@ -347,7 +347,7 @@ def test_a_base_without_files_is_a_conflict(worlds: tuple[World, World], line: l
     here, there = worlds
     there.take(here.export(line[:2]))
     there.archive_all()
-    there.catalog.set_pruned([line[1].id])
+    there.catalog.snapshots.set_pruned([line[1].id])
     with pytest.raises(Conflict, match="files are gone"):
         there.take(here.export(line[2:], since=line[1]))
 
@@ -463,8 +463,8 @@ def test_damage_is_found_or_changes_nothing(
         assert there.is_empty()
     else:
         imported_whole(here, there, line)
-        there.catalog.remove_trajectory(line[0].trajectory)
-        there.store.sweep(there.catalog.referenced_layers)
+        there.catalog.trajectories.remove(line[0].trajectory)
+        there.store.sweep(there.catalog.snapshots.referenced_layers)
 
 
 def test_no_damage_that_keeps_the_checksum_right_gets_further_than_a_typed_error(
@@ -486,9 +486,9 @@ def test_no_damage_that_keeps_the_checksum_right_gets_further_than_a_typed_error
                 assert there.is_empty()
             else:
                 outcomes.add(None)
-                for trajectory in there.catalog.trajectories():
-                    there.catalog.remove_trajectory(trajectory.id)
-                there.store.sweep(there.catalog.referenced_layers)
+                for trajectory in there.catalog.trajectories.list():
+                    there.catalog.trajectories.remove(trajectory.id)
+                there.store.sweep(there.catalog.snapshots.referenced_layers)
     assert {None, UsageError} <= outcomes
 
 
@@ -579,7 +579,7 @@ def test_forged_overlay_attributes_are_stripped(worlds: tuple[World, World], lin
     )
     result = there.take(with_layer(members(here.export(line[:2])), 1, layer))
     assert "was left out" in result.warnings[0]
-    (sealed, _) = there.catalog.get_snapshot(line[1].id).stack.layers
+    (sealed, _) = there.catalog.snapshots.get(line[1].id).stack.layers
     assert os.listxattr(there.directory / "layers" / sealed / "upper/a") == []
     assert b"a/file" in there.shown(line[1].id)
 
@@ -803,7 +803,7 @@ def test_a_failed_commit_leaves_nothing(
     def fails(*_: Any) -> None:
         raise Conflict("somebody was faster")
 
-    monkeypatch.setattr(there.catalog, "restore_rows", fails)
+    monkeypatch.setattr(there.catalog.others, "restore", fails)
     with pytest.raises(Conflict, match="faster"):
         there.take(here.export(line))
     assert there.is_empty()
@@ -831,7 +831,7 @@ def test_the_records_kept_meanwhile_are_read_back(worlds: tuple[World, World], t
     line = here.line(tmp_path / "root", [bundles.first, *[bundles.nothing] * 30])
     there.take(here.export(line))
     for snapshot in line:
-        assert there.catalog.own_messages(snapshot.id) == here.catalog.own_messages(snapshot.id)
+        assert there.catalog.conversations.own(snapshot.id) == here.catalog.conversations.own(snapshot.id)
 
 
 def test_facts_in_the_record_that_nobody_needs_are_not_taken(worlds: tuple[World, World], line: list[Snapshot]) -> None:
@@ -841,5 +841,5 @@ def test_facts_in_the_record_that_nobody_needs_are_not_taken(worlds: tuple[World
             members(here.export(line)), 0, lambda v: v["trajectory"].update(forked_from="c" * 32, experiment="d" * 32)
         )
     )
-    (trajectory,) = there.catalog.trajectories()
+    (trajectory,) = there.catalog.trajectories.list()
     assert (trajectory.forked_from, trajectory.experiment) == (None, None)

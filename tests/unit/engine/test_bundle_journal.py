@@ -25,10 +25,10 @@ def line(worlds: tuple[World, World], tmp_path: Path) -> list[Snapshot]:
     of `STEPS`."""
     here, _ = worlds
     snapshots = here.line(tmp_path / "root", STEPS)
-    here.catalog.set_began(snapshots[0].trajectory, snapshots[0].id)
+    here.catalog.trajectories.set_began(snapshots[0].trajectory, snapshots[0].id)
     one, two, never = (make_entry(snapshots[-1], facts=(number, "\ud800")) for number in range(3))
     for entry in (one, two, never):
-        here.catalog.begin_entry(snapshots[0].trajectory, entry)
+        here.catalog.journal.begin(snapshots[0].trajectory, entry)
     snapshots.append(
         taken(here, snapshots[-1], "a", ended=ending(two.id), call=called(two.id, two.arguments), saved={"n": 1})
     )
@@ -53,19 +53,19 @@ def taken(world: World, parent: Snapshot, *texts: str, call: Any = None, **field
     """The stored snapshot after `parent`, with its files."""
     one = committed(world.catalog, parent, *texts, call=call or called(), **fields)
     assert parent.tree is not None
-    world.catalog.set_stored(one.id, parent.tree, RecordID("7" * 64))
-    return world.catalog.get_snapshot(one.id)
+    world.catalog.snapshots.set_stored(one.id, parent.tree, RecordID("7" * 64))
+    return world.catalog.snapshots.get(one.id)
 
 
 def same(here: World, there: World, snapshots: list[Snapshot]) -> None:
     """What there is in the mind of the agent at each of them."""
     for one in snapshots:
         ours, theirs = there.catalog, here.catalog
-        assert list(ours.conversation(one.id)) == list(theirs.conversation(one.id))
-        assert ours.state(one.id) == theirs.state(one.id)
-        assert ours.own_entries(one.id) == theirs.own_entries(one.id)
-        assert [entry.number for entry in ours.own_entries(one.id)] == [
-            entry.number for entry in theirs.own_entries(one.id)
+        assert list(ours.conversations.read(one.id)) == list(theirs.conversations.read(one.id))
+        assert ours.conversations.state(one.id) == theirs.conversations.state(one.id)
+        assert ours.journal.own(one.id) == theirs.journal.own(one.id)
+        assert [entry.number for entry in ours.journal.own(one.id)] == [
+            entry.number for entry in theirs.journal.own(one.id)
         ]
 
 
@@ -85,16 +85,16 @@ def test_a_whole_line_comes_in_as_it_was(worlds: tuple[World, World], line: list
     (trajectory,) = there.take(here.export(line)).trajectories
     same(here, there, line)
     for one in line:
-        assert list(there.catalog.journal(one.id)) == list(here.catalog.journal(one.id))
-        assert there.catalog.own_state(one.id) == here.catalog.own_state(one.id)
-        assert there.catalog.get_snapshot(one.id).follows == one.follows
-    assert [len(list(there.catalog.journal(one.id))) for one in line] == [0, 0, 0, 0, 1, 3, 0, 2, 1], (
+        assert list(there.catalog.journal.read(one.id)) == list(here.catalog.journal.read(one.id))
+        assert there.catalog.conversations.own_state(one.id) == here.catalog.conversations.own_state(one.id)
+        assert there.catalog.snapshots.get(one.id).follows == one.follows
+    assert [len(list(there.catalog.journal.read(one.id))) for one in line] == [0, 0, 0, 0, 1, 3, 0, 2, 1], (
         "the test sees something"
     )
     assert trajectory.began == line[0].id
-    assert there.catalog.unbound(trajectory.id) == []
-    new = committed(there.catalog, there.catalog.get_snapshot(line[-1].id), "on", entries=[ended_entry(line[-1])])
-    assert [message.content for message in there.catalog.own_messages(new.id)] == ["on"]
+    assert there.catalog.journal.unbound(trajectory.id) == []
+    new = committed(there.catalog, there.catalog.snapshots.get(line[-1].id), "on", entries=[ended_entry(line[-1])])
+    assert [message.content for message in there.catalog.conversations.own(new.id)] == ["on"]
 
 
 def test_one_snapshot_brings_conversation_and_state_but_no_calls_of_others(
@@ -103,9 +103,9 @@ def test_one_snapshot_brings_conversation_and_state_but_no_calls_of_others(
     here, there = worlds
     (trajectory,) = there.take(here.export([line[7]])).trajectories
     same(here, there, line[7:8])
-    assert there.catalog.own_state(line[7].id) == {"n": 2}
-    assert list(there.catalog.journal(line[7].id)) == here.catalog.own_entries(line[7].id)
-    assert there.catalog.get_snapshot(line[7].id).follows is None
+    assert there.catalog.conversations.own_state(line[7].id) == {"n": 2}
+    assert list(there.catalog.journal.read(line[7].id)) == here.catalog.journal.own(line[7].id)
+    assert there.catalog.snapshots.get(line[7].id).follows is None
     assert trajectory.began is None, "the snapshot at which its program began is not here"
 
 
@@ -116,7 +116,7 @@ def test_increments_go_on_from_what_is_here(worlds: tuple[World, World], line: l
     (last,) = there.take(here.export(line[8:], since=line[7])).trajectories
     same(here, there, line)
     for one in line:
-        assert list(there.catalog.journal(one.id)) == list(here.catalog.journal(one.id))
+        assert list(there.catalog.journal.read(one.id)) == list(here.catalog.journal.read(one.id))
     assert last.began == line[0].id
 
 
@@ -124,8 +124,8 @@ def test_a_line_begins_as_early_as_its_conversation_went_back(
     worlds: tuple[World, World], line: list[Snapshot]
 ) -> None:
     here, there = worlds
-    branch = fork(line[5], here.catalog.get_trajectory(line[0].trajectory), "branch")
-    here.catalog.add_trajectories([(branch, None)])
+    branch = fork(line[5], here.catalog.trajectories.get(line[0].trajectory), "branch")
+    here.catalog.trajectories.add([(branch, None)])
     own = [taken(here, line[5], "x", trajectory=branch.id)]
     own.append(taken(here, own[-1], "y", after=line[3]))
 
@@ -144,10 +144,10 @@ def test_what_went_on_from_another_line_is_exported_alone(worlds: tuple[World, W
     image = here.catalog.images.find(line[0].stack.image)
     other, first = begin(image, "other", began=line[0].id)
     first = replace(first, call=called())
-    here.catalog.add_trajectories([(other, first)])
+    here.catalog.trajectories.add([(other, first)])
     assert line[0].tree is not None
-    here.catalog.set_stored(first.id, line[0].tree, RecordID("7" * 64))
-    first = here.catalog.get_snapshot(first.id)
+    here.catalog.snapshots.set_stored(first.id, line[0].tree, RecordID("7" * 64))
+    first = here.catalog.snapshots.get(first.id)
     gone_back = taken(here, first, "z", after=line[6])
     for since in (None, first.id):
         with pytest.raises(UsageError, match="went on from") as caught:
@@ -192,20 +192,20 @@ def test_calls_are_recorded_once(worlds: tuple[World, World], line: list[Snapsho
     """Neither twice in a bundle, nor in place of one that is here."""
     here, there = worlds
     content = members(here.export(line))
-    stolen = here.catalog.own_entries(line[4].id)[0].id
+    stolen = here.catalog.journal.own(line[4].id)[0].id
     with pytest.raises(Conflict, match=stolen):
         there.take(edited(content, 7, lambda d: d["entries"][0].update(id=stolen)))
     assert there.is_empty()
     image = there.base_image((), "/")
     mine, first = begin(image, "mine")
-    there.catalog.add_trajectories([(mine, first)])
+    there.catalog.trajectories.add([(mine, first)])
     entry = make_entry(first)
-    there.catalog.begin_entry(mine.id, entry)
-    before = list(there.catalog.all_snapshots())
+    there.catalog.journal.begin(mine.id, entry)
+    before = list(there.catalog.snapshots.all())
     with pytest.raises(Conflict, match=entry.id):
         there.take(edited(content, 7, lambda d: d["entries"][0].update(id=entry.id)))
-    assert list(there.catalog.all_snapshots()) == before
-    assert there.catalog.entry(entry.id) == entry
+    assert list(there.catalog.snapshots.all()) == before
+    assert there.catalog.journal.get(entry.id) == entry
 
 
 def test_what_is_here_is_not_read_into_a_forged_line(worlds: tuple[World, World], line: list[Snapshot]) -> None:
@@ -213,9 +213,9 @@ def test_what_is_here_is_not_read_into_a_forged_line(worlds: tuple[World, World]
     here, there = worlds
     image = there.base_image((), "/")
     mine, first = begin(image, "mine")
-    there.catalog.add_trajectories([(mine, first)])
+    there.catalog.trajectories.add([(mine, first)])
     secret = follow(first, messages=1)
-    there.catalog.commit_snapshot(secret, [Message("user", "a secret")], expected_head=first.id)
+    there.catalog.snapshots.commit(secret, [Message("user", "a secret")], expected_head=first.id)
     with pytest.raises(UsageError, match="malformed"):
         there.take(edited(members(here.export(line)), 6, lambda d: d["snapshot"].update(follows=secret.id)))
     (imported,) = there.take(
@@ -235,8 +235,8 @@ def test_a_program_began_on_the_way_to_its_trajectorys_head(
     assert [trajectory.began for trajectory in taken_in] == [None, line[0].id]
     there.archive_all()
     for trajectory in reversed(taken_in):
-        there.catalog.remove_trajectory(trajectory.id)
-    assert not there.catalog.trajectories()
+        there.catalog.trajectories.remove(trajectory.id)
+    assert not there.catalog.trajectories.list()
 
 
 def test_numbers_that_leave_no_room_are_refused(worlds: tuple[World, World], line: list[Snapshot]) -> None:

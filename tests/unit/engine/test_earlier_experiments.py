@@ -19,7 +19,7 @@ from snapshotd.engine.experiments.service import ExperimentService
 from snapshotd.engine.secrecy import Secrecy
 from snapshotd.errors import Conflict, NotFound
 from snapshotd.scores import STOPPED
-from snapshotd.secrets.vault import FileVault
+from snapshotd.secrets.vault import Vault
 from snapshotd.types import Experiment, ExperimentID
 from tests.mind_rig import clear
 
@@ -41,7 +41,7 @@ class Kept:
     def __init__(self, engine: Engine, folder: Path) -> None:
         self.engine, self.catalog = engine, SqliteCatalog(folder / "catalog.db")
         self.first = engine.runs.create(CreateRequest(runtime="none"))[1].id
-        self.secrecy = Secrecy(FileVault(folder), self.catalog)
+        self.secrecy = Secrecy(Vault(folder), self.catalog)
         self.put("list", "parser", self.head(None))
         for label, run, state, score in (
             ("cold", 0, "scored", 1.0),

@@ -19,7 +19,7 @@ from snapshotd.engine.experiments.service import ExperimentService
 from snapshotd.engine.secrecy import Secrecy
 from snapshotd.errors import Conflict, OutOfSpace
 from snapshotd.scores import ExperimentInfo
-from snapshotd.secrets.vault import FileVault
+from snapshotd.secrets.vault import Vault
 from snapshotd.types import SnapshotID, TrajectoryStatus
 from tests.mind_rig import clear
 from tests.storage_rig import wait_until
@@ -32,7 +32,7 @@ class Bench:
 
     def __init__(self, engine: Engine, folder: Path) -> None:
         self.engine, catalog = engine, SqliteCatalog(folder / "catalog.db")
-        secrecy = Secrecy(FileVault(folder), catalog)
+        secrecy = Secrecy(Vault(folder), catalog)
         self.experiments = ExperimentService(engine.experiments._services, catalog, secrecy)
 
     def names(self) -> list[str]:

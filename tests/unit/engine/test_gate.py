@@ -79,7 +79,7 @@ class Rig:
     def step_on(self) -> None:
         """The head moves, with other files."""
         self.head = committed(self.catalog, self.head)
-        self.trajectory = self.catalog.get_trajectory(self.trajectory.id)
+        self.trajectory = self.catalog.trajectories.get(self.trajectory.id)
 
     def policy(self, text: str) -> None:
         self.approvals.policy.path.write_text(text)

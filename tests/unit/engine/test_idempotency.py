@@ -40,13 +40,13 @@ class Rig:
         self.context.secrecy.of.return_value = FUNNEL
         self.recorder: Any = None
         trajectory, self.head = started(catalog)
-        catalog.set_began(trajectory.id, self.head.id)
+        catalog.trajectories.set_began(trajectory.id, self.head.id)
         self.id = trajectory.id
         self.resume()
 
     @property
     def trajectory(self) -> Trajectory:
-        return self.catalog.get_trajectory(self.id)
+        return self.catalog.trajectories.get(self.id)
 
     def _sandbox(self) -> Any:
         return SimpleNamespace(
@@ -69,7 +69,7 @@ class Rig:
             adopt=self._adopt,
             start_agent=lambda *_: None,
         )
-        self.catalog.set_status(self.id, TrajectoryStatus.INTERRUPTED)
+        self.catalog.trajectories.set_status(self.id, TrajectoryStatus.INTERRUPTED)
         Resumes(self.context, sessions).resume(self.trajectory, ())
 
     def _adopt(self, sandbox: Any, _: Any, *more: Any) -> None:
@@ -97,7 +97,7 @@ class Rig:
         return call, key
 
     def end(self, call: Any, status: CallStatus = CallStatus.DONE) -> None:
-        self.catalog.end_entry(self.id, Ended(call, status, 5))
+        self.catalog.journal.end(self.id, Ended(call, status, 5))
 
     def snapshot(self) -> Snapshot:
         self.head = committed(self.catalog, self.head)
@@ -176,7 +176,7 @@ def test_a_fork_makes_calls_of_its_own(rig: Rig) -> None:
     rig.charge()
     rig.resume()
     forked = fork(rig.snapshot(), rig.trajectory)
-    rig.catalog.add_trajectories([(forked, None)])
+    rig.catalog.trajectories.add([(forked, None)])
     rig.id = forked.id
     rig.resume()
     call, key = rig.charge()

@@ -20,11 +20,10 @@ from snapshotd.engine.caller import Caller
 from snapshotd.engine.sandbox.kept import Intake, memory
 from snapshotd.engine.sandbox.pump import CommandOutcome, Printed, Shown
 from snapshotd.engine.sandbox.pump import pump as pump_to
-from snapshotd.repo.base import Spool
-from snapshotd.repo.spool import FileSpool
+from snapshotd.repo.spool import Spool
 from snapshotd.runtime.base import Process
 from snapshotd.secrets.redactor import Funnel, Redactor
-from snapshotd.secrets.vault import FileVault
+from snapshotd.secrets.vault import Vault
 from snapshotd.types import BlobID, TrajectoryID, new_id
 
 SECRET = "correct-horse-battery"
@@ -67,17 +66,17 @@ class Shell(Process):
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Spool:
-    return FileSpool(tmp_path / "repo")
+    return Spool(tmp_path / "repo")
 
 
 @pytest.fixture
 def funnel(tmp_path: Path) -> Iterator[Funnel]:
-    vault = FileVault(tmp_path)
+    vault = Vault(tmp_path)
     yield _funnel(vault)
     vault.close()
 
 
-def _funnel(vault: FileVault) -> Funnel:
+def _funnel(vault: Vault) -> Funnel:
     return Redactor(vault).funnel(_TRAJECTORY, {"env-PASSWORD": SECRET})
 
 
@@ -302,8 +301,8 @@ def _daemon(program: Program, kept: dict[Stream, int], record: Path, saved: Path
             log.write(json.dumps([stream, data.hex(), shown_bytes]) + "\n")
         met("behind")
 
-    vault = FileVault(record.parent)
-    repo = FileSpool(record.parent / "repo")
+    vault = Vault(record.parent)
+    repo = Spool(record.parent / "repo")
     intakes: dict[Stream, Intake] = {"stdout": Intake(kept["stdout"]), "stderr": Intake(kept["stderr"])}
     outcome = pump(program, repo, _funnel(vault), show, intakes=intakes, earlier=_recorded(record))
     saved.write_bytes(_read(repo, outcome.stdout))
@@ -328,7 +327,7 @@ def test_what_is_held_back_is_there_for_the_next_daemon(follow: Follow, tmp_path
     recorded_some = f"until [ {size} -gt $before ]; do sleep 0.002; done"  # so each time there is a piece of its own
     script = f"for i in $(seq 40); do before={size}; echo $i; printf {half}; {recorded_some}; echo {rest}; done"
     recorded, saved = follow(script, die_at, 5)
-    vault = FileVault(tmp_path)
+    vault = Vault(tmp_path)
     revealed = b"".join(_funnel(vault).reveal_stream([recorded]))
     vault.close()
     assert revealed.decode().splitlines() == [line for number in range(1, 41) for line in (str(number), SECRET)]

@@ -51,41 +51,45 @@ def new() -> Iterator[SqliteCatalog]:
 
 
 def record_of(catalog: Catalog, snapshot: Snapshot) -> tuple[RecordID, bytes]:
-    record = catalog.record(snapshot.id)
+    record = catalog.snapshots.record(snapshot.id)
     assert record is not None
     image = catalog.images.find(snapshot.stack.image)
     return record, encode_from(catalog, snapshot, image)
 
 
 def stored(catalog: Catalog, snapshot: Snapshot, records: Records) -> Snapshot:
-    catalog.set_stored(snapshot.id, TreeID(new_digest()), RecordID(new_digest()))
-    snapshot = catalog.get_snapshot(snapshot.id)
+    catalog.snapshots.set_stored(snapshot.id, TreeID(new_digest()), RecordID(new_digest()))
+    snapshot = catalog.snapshots.get(snapshot.id)
     records.update([record_of(catalog, snapshot)])
     return snapshot
 
 
 def visible(catalog: Catalog) -> dict[str, Any]:
     """All that anybody can ask a catalog; where a trajectory's run stands is left out, because no record tells."""
-    snapshots = list(catalog.all_snapshots())
-    trajectories = catalog.trajectories()
+    snapshots = list(catalog.snapshots.all())
+    trajectories = catalog.trajectories.list()
     used = {one.stack.image for one in snapshots} | {one.spec.image for one in trajectories}
     return {
         "images": [one for one in catalog.images.list() if one.id in used],
         "trajectories": [replace(one, status=TrajectoryStatus.STOPPED, exit_code=None) for one in trajectories],
         "snapshots": snapshots,
-        "own": {one.id: catalog.snapshots(one.id) for one in trajectories},
-        "records": {one.id: catalog.record(one.id) for one in snapshots},
-        "said": {one.id: (catalog.own_messages(one.id), list(catalog.conversation(one.id))) for one in snapshots},
-        "journal": {one.id: list(catalog.journal(one.id)) for one in snapshots},
-        "numbers": {one.id: [entry.number for entry in catalog.own_entries(one.id)] for one in snapshots},
-        "state": {one.id: (catalog.own_state(one.id), catalog.state(one.id)) for one in snapshots},
-        "named": {one.name: catalog.resolve_trajectory(one.name).id for one in trajectories if one.name},
-        "tagged": {tag: catalog.resolve_snapshot(tag).id for one in snapshots for tag in one.tags},
-        "layers": catalog.referenced_layers(),
+        "own": {one.id: catalog.snapshots.of_trajectory(one.id) for one in trajectories},
+        "records": {one.id: catalog.snapshots.record(one.id) for one in snapshots},
+        "said": {
+            one.id: (catalog.conversations.own(one.id), list(catalog.conversations.read(one.id))) for one in snapshots
+        },
+        "journal": {one.id: list(catalog.journal.read(one.id)) for one in snapshots},
+        "numbers": {one.id: [entry.number for entry in catalog.journal.own(one.id)] for one in snapshots},
+        "state": {
+            one.id: (catalog.conversations.own_state(one.id), catalog.conversations.state(one.id)) for one in snapshots
+        },
+        "named": {one.name: catalog.refs.find_trajectory(one.name).id for one in trajectories if one.name},
+        "tagged": {tag: catalog.refs.find_snapshot(tag).id for one in snapshots for tag in one.tags},
+        "layers": catalog.snapshots.referenced_layers(),
         "blobs": blobs_of(catalog),
         "trees": trees_of(catalog),
-        "all records": catalog.referenced_records(),
-        "unstored": catalog.unstored(),
+        "all records": catalog.snapshots.referenced_records(),
+        "unstored": catalog.snapshots.unstored(),
     }
 
 
@@ -104,10 +108,10 @@ def history(catalog: Catalog, seed: int, steps: int) -> tuple[World, Records]:
             records[RecordID(new_digest())] = encode_tags(world.tags(), snapshot.created_at_ns)
     records.update(record_of(catalog, world.store(one)) for one in waiting)
     for one in rng.sample(world.all, len(world.all) // 5):
-        catalog.set_pruned([one.id])
-        if catalog.get_snapshot(one.id).state is SnapshotState.PRUNED:
-            records[RecordID(new_digest())] = records[record_of(catalog, catalog.get_snapshot(one.id))[0]]  # twice
-            records.update([record_of(catalog, catalog.get_snapshot(one.id))])
+        catalog.snapshots.set_pruned([one.id])
+        if catalog.snapshots.get(one.id).state is SnapshotState.PRUNED:
+            records[RecordID(new_digest())] = records[record_of(catalog, catalog.snapshots.get(one.id))[0]]  # twice
+            records.update([record_of(catalog, catalog.snapshots.get(one.id))])
     records[RecordID(new_digest())] = encode_tags(world.tags(), CREATED_AT_NS + 10**18)
     return world, records
 
@@ -122,7 +126,7 @@ def test_a_random_world_is_equal_in_every_visible_respect(old: SqliteCatalog, ne
     for part in before:
         assert after[part] == before[part], part
     assert report == Report(len(after["images"]), len(after["trajectories"]), 150, len(world.tags()))
-    for trajectory in new.trajectories():
+    for trajectory in new.trajectories.list():
         assert trajectory.status is (TrajectoryStatus.INTERRUPTED if trajectory.agent else TrajectoryStatus.STOPPED)
 
 
@@ -130,9 +134,9 @@ def test_a_random_world_is_equal_in_every_visible_respect(old: SqliteCatalog, ne
 def test_a_rebuilt_catalog_goes_on(old: SqliteCatalog, new: SqliteCatalog, seed: int) -> None:
     _, records = history(old, seed, 60)
     rebuild(records.items(), new)
-    for trajectory in new.trajectories():
-        head = committed(new, new.get_snapshot(trajectory.head), "more", trajectory=trajectory.id)
-        assert [message.content for message in new.own_messages(head.id)] == ["more"]
+    for trajectory in new.trajectories.list():
+        head = committed(new, new.snapshots.get(trajectory.head), "more", trajectory=trajectory.id)
+        assert [message.content for message in new.conversations.own(head.id)] == ["more"]
     with pytest.raises(Conflict, match="holds trajectories"):
         rebuild(records.items(), new)
 
@@ -155,17 +159,19 @@ def test_what_hangs_together_comes_back_whatever_is_gone(seed: int, data: st.Dat
     assert rebuild(items, mirrored) == report, "the order makes no difference"
     assert visible(mirrored) == visible(new)
     assert {record_id for record_id, _ in report.unreadable} == set(damaged)
-    here = {one.id: one for one in new.all_snapshots()}
+    here = {one.id: one for one in new.snapshots.all()}
     for one in world.all:
         readable = (
-            old.record(one.id) in records or any(one.id == out.snapshot for out in report.left_out) or one.id in here
+            old.snapshots.record(one.id) in records
+            or any(one.id == out.snapshot for out in report.left_out)
+            or one.id in here
         )
         whole = {one.parent, one.follows} - {None} <= here.keys()
         if one.id in here:
             assert whole
-            assert list(new.conversation(one.id)) == list(old.conversation(one.id))
-            assert list(new.journal(one.id)) == list(old.journal(one.id))
-            assert new.state(one.id) == old.state(one.id)
+            assert list(new.conversations.read(one.id)) == list(old.conversations.read(one.id))
+            assert list(new.journal.read(one.id)) == list(old.journal.read(one.id))
+            assert new.conversations.state(one.id) == old.conversations.state(one.id)
             assert replace(here[one.id].call) == one.call
             assert here[one.id].base in (one.base, None)
         else:
@@ -183,21 +189,21 @@ def test_a_fork_of_what_is_missing_is_listed_with_its_trees(old: SqliteCatalog, 
     second = stored(old, committed(old, first, "1"), records)
     third = stored(old, committed(old, second, "2"), records)
     early, late = fork(first, trajectory, "early"), fork(second, trajectory, "late")
-    old.add_trajectories([(early, None), (late, None)])
+    old.trajectories.add([(early, None), (late, None)])
     kept = stored(old, committed(old, first, "A", trajectory=early.id), records)
     gone = stored(old, committed(old, second, "B", trajectory=late.id), records)
-    old.tag(first.id, "good")
-    old.tag(gone.id, "bad")
+    old.refs.tag(first.id, "good")
+    old.refs.tag(gone.id, "bad")
     records[RecordID("f" * 64)] = encode_tags({"good": first.id, "bad": gone.id}, 5)
     records[RecordID("e" * 64)] = encode_tags({"good": gone.id, "older": first.id}, 4)
-    damaged = old.record(second.id)
+    damaged = old.snapshots.record(second.id)
     assert damaged is not None
     records[damaged] = b"{" + records[damaged]
     report = rebuild(records.items(), new)
-    assert [one.id for one in new.all_snapshots()] == [first.id, kept.id]
-    assert new.resolve_trajectory("line").head == first.id
+    assert [one.id for one in new.snapshots.all()] == [first.id, kept.id]
+    assert new.refs.find_trajectory("line").head == first.id
     assert [(out.snapshot, out.trajectory, out.seq, out.tree, out.record) for out in report.left_out] == sorted(
-        [(one.id, one.trajectory, one.seq, one.tree, old.record(one.id)) for one in (third, gone)],
+        [(one.id, one.trajectory, one.seq, one.tree, old.snapshots.record(one.id)) for one in (third, gone)],
         key=lambda out: out[1],
     )
     assert all(short(second.id) in out.reason and "no readable record" in out.reason for out in report.left_out)
@@ -209,7 +215,7 @@ def test_a_fork_of_what_is_missing_is_listed_with_its_trees(old: SqliteCatalog, 
         1,
         ("bad",),
     )
-    assert new.resolve_snapshot("good").id == first.id
+    assert new.refs.find_snapshot("good").id == first.id
 
 
 def test_what_follows_something_left_out_is_left_out(old: SqliteCatalog, new: SqliteCatalog) -> None:
@@ -218,7 +224,7 @@ def test_what_follows_something_left_out_is_left_out(old: SqliteCatalog, new: Sq
     line = [stored(old, first, records)]
     for _ in range(4):
         line.append(stored(old, committed(old, line[-1]), records))
-    record = old.record(line[1].id)
+    record = old.snapshots.record(line[1].id)
     assert record is not None
     del records[record]
     report = rebuild(records.items(), new)
@@ -234,8 +240,8 @@ def test_trees_that_are_gone_make_lost_snapshots(old: SqliteCatalog, new: Sqlite
     second = stored(old, committed(old, first), records)
     report = rebuild(records.items(), new, has_tree=lambda tree: tree == second.tree)
     assert report.lost == (first.id,)
-    assert new.get_snapshot(first.id) == replace(first, state=SnapshotState.LOST, tree=None)
-    assert new.get_snapshot(second.id) == second
+    assert new.snapshots.get(first.id) == replace(first, state=SnapshotState.LOST, tree=None)
+    assert new.snapshots.get(second.id) == second
     assert new.images.find(trajectory.spec.image).tree is None
 
 
@@ -246,12 +252,12 @@ def test_a_name_that_two_had_in_turn_goes_to_the_newer(old: SqliteCatalog, new: 
     ids = []
     for n in range(3):
         trajectory, first = begin(image, "same", created_at_ns=CREATED_AT_NS + 3 - n)
-        old.add_trajectories([(trajectory, first)])
+        old.trajectories.add([(trajectory, first)])
         stored(old, first, records)
-        old.remove_trajectory(trajectory.id)
+        old.trajectories.remove(trajectory.id)
         ids.append(trajectory.id)
     report = rebuild(records.items(), new)
-    assert new.resolve_trajectory("same").id == ids[0]
+    assert new.refs.find_trajectory("same").id == ids[0]
     assert sorted(report.unnamed) == sorted((one, "same") for one in ids[1:])
     assert report.trajectories == 3
 
@@ -262,18 +268,18 @@ def test_a_name_that_is_a_tag_too_stays_the_tags(old: SqliteCatalog, new: Sqlite
     image = make_image()
     old.images.add(image)
     removed, first = begin(image, "best")
-    old.add_trajectories([(removed, first)])
+    old.trajectories.add([(removed, first)])
     stored(old, first, records)
-    old.remove_trajectory(removed.id)
+    old.trajectories.remove(removed.id)
     line, second = begin(image, "line")
-    old.add_trajectories([(line, second)])
+    old.trajectories.add([(line, second)])
     stored(old, second, records)
-    old.tag(second.id, "best")
-    records[RecordID("e" * 64)] = encode_tags(old.tags(), CREATED_AT_NS)
+    old.refs.tag(second.id, "best")
+    records[RecordID("e" * 64)] = encode_tags(old.refs.tags(), CREATED_AT_NS)
     report = rebuild(records.items(), new)
-    assert new.resolve_snapshot("best").id == second.id
+    assert new.refs.find_snapshot("best").id == second.id
     assert report.unnamed == ((removed.id, "best"),)
-    assert new.get_trajectory(removed.id).name is None
+    assert new.trajectories.get(removed.id).name is None
 
 
 def test_an_image_that_is_there_gets_its_tree(old: SqliteCatalog, new: SqliteCatalog) -> None:
@@ -304,7 +310,7 @@ def test_a_name_once_lost_is_not_found_again(old: SqliteCatalog, new: SqliteCata
 
 def hostile(records: Records, old: Catalog, snapshot: Snapshot, **fields: Any) -> Snapshot:
     """One more record, made by hand."""
-    trajectory, image = old.get_trajectory(snapshot.trajectory), old.images.find(snapshot.stack.image)
+    trajectory, image = old.trajectories.get(snapshot.trajectory), old.images.find(snapshot.stack.image)
     changed = replace(snapshot, id=SnapshotID(new_digest()[:32]), **fields)
     trajectory = replace(trajectory, id=changed.trajectory)
     records[RecordID(new_digest())] = encode(changed, trajectory, image, ())
@@ -328,8 +334,8 @@ def test_records_that_contradict_each_other_do_no_harm(old: SqliteCatalog, new: 
     ]
     report = rebuild(records.items(), new)
     assert {out.snapshot for out in report.left_out} == {one.id for one in wrong}
-    assert list(new.all_snapshots()) == [first, second]
-    assert [one.head for one in new.trajectories()] == [second.id]
+    assert list(new.snapshots.all()) == [first, second]
+    assert [one.head for one in new.trajectories.list()] == [second.id]
 
 
 def test_what_follows_something_missing_is_left_out(old: SqliteCatalog, new: SqliteCatalog) -> None:
@@ -338,21 +344,21 @@ def test_what_follows_something_missing_is_left_out(old: SqliteCatalog, new: Sql
     first = stored(old, first, records)
     second = stored(old, committed(old, first, "1"), records)
     other, begun = begin(old.images.find(trajectory.spec.image), began=second.id)
-    old.add_trajectories([(other, begun)])
+    old.trajectories.add([(other, begun)])
     begun = stored(old, begun, records)
     rewound = stored(old, committed(old, begun, "2", after=second), records)
-    record = old.record(second.id)
+    record = old.snapshots.record(second.id)
     assert record is not None
     damaged = records.pop(record)
     report = rebuild(records.items(), new)
     assert [(out.snapshot, out.reason) for out in report.left_out] == [
         (rewound.id, f"what it follows, {short(second.id)} has no readable record")
     ]
-    assert new.get_trajectory(other.id).began is None, "the snapshot where its program began is gone"
+    assert new.trajectories.get(other.id).began is None, "the snapshot where its program began is gone"
     whole = SqliteCatalog(":memory:")
     assert not rebuild({**records, record: damaged}.items(), whole).left_out
-    assert [message.content for message in whole.conversation(rewound.id)] == ["1", "2"]
-    assert whole.get_trajectory(other.id).began == second.id
+    assert [message.content for message in whole.conversations.read(rewound.id)] == ["1", "2"]
+    assert whole.trajectories.get(other.id).began == second.id
     whole.close()
 
 
@@ -362,7 +368,7 @@ def test_journals_that_contradict_each_other_do_no_harm(old: SqliteCatalog, new:
     entry = ended_entry(first)
     second = stored(old, committed(old, first, entries=[entry]), records)
     stored(old, first, records)
-    trajectory, image = old.get_trajectory(first.trajectory), old.images.find(first.stack.image)
+    trajectory, image = old.trajectories.get(first.trajectory), old.images.find(first.stack.image)
     again = replace(second, id=SnapshotID("a" * 32), parent=second.id, seq=2, base=second.id)
     after = replace(again, id=SnapshotID("c" * 32), parent=second.id)
     stolen = replace(entry, snapshot=again.id, number=1)
@@ -373,8 +379,8 @@ def test_journals_that_contradict_each_other_do_no_harm(old: SqliteCatalog, new:
     assert [(out.snapshot, out.reason) for out in report.left_out] == [
         (again.id, "its journal has a call that another snapshot has")
     ]
-    assert [one.id for one in new.journal(after.id)] == [entry.id, same_place.id]
-    new.begin_entry(trajectory.id, make_entry(after))
+    assert [one.id for one in new.journal.read(after.id)] == [entry.id, same_place.id]
+    new.journal.begin(trajectory.id, make_entry(after))
 
 
 def test_a_circle_of_records_ends(old: SqliteCatalog, new: SqliteCatalog) -> None:
@@ -382,12 +388,12 @@ def test_a_circle_of_records_ends(old: SqliteCatalog, new: SqliteCatalog) -> Non
     _, first = started(old)
     first = stored(old, first, records)
     one = hostile(records, old, first, parent=SnapshotID("d" * 32), seq=1)
-    trajectory, image = old.get_trajectory(first.trajectory), old.images.find(first.stack.image)
+    trajectory, image = old.trajectories.get(first.trajectory), old.images.find(first.stack.image)
     other = replace(first, id=SnapshotID("d" * 32), parent=one.id, seq=2, base=one.id)
     records[RecordID(new_digest())] = encode(other, trajectory, image, ())
     report = rebuild(records.items(), new)
     assert {out.snapshot for out in report.left_out} == {one.id, other.id}
-    assert list(new.all_snapshots()) == [first]
+    assert list(new.snapshots.all()) == [first]
 
 
 def test_nothing_makes_an_empty_catalog(new: SqliteCatalog) -> None:

@@ -465,16 +465,16 @@ def test_everything_in_a_random_world_comes_back() -> None:
         catalog = SqliteCatalog(":memory:")
         world = World(catalog, random.Random(seed))
         for snapshot in [world.store(one) for one in world.grow(80)]:
-            trajectory = catalog.get_trajectory(snapshot.trajectory)
+            trajectory = catalog.trajectories.get(snapshot.trajectory)
             image = catalog.images.find(snapshot.stack.image)
-            own = tuple(catalog.own_messages(snapshot.id))
+            own = tuple(catalog.conversations.own(snapshot.id))
             record = decode(encode_from(catalog, snapshot, image))
             assert (record.snapshot, record.image, record.messages) == (replace(snapshot, tags=()), image, own)
-            assert list(record.entries) == catalog.own_entries(snapshot.id)
+            assert list(record.entries) == catalog.journal.own(snapshot.id)
             assert [entry.number for entry in record.entries] == [
-                entry.number for entry in catalog.own_entries(snapshot.id)
+                entry.number for entry in catalog.journal.own(snapshot.id)
             ]
-            assert record.state == catalog.own_state(snapshot.id)
+            assert record.state == catalog.conversations.own_state(snapshot.id)
             status = TrajectoryStatus.INTERRUPTED if trajectory.agent else TrajectoryStatus.STOPPED
             assert record.trajectory == replace(trajectory, head=snapshot.id, status=status, exit_code=None)
         catalog.close()

@@ -76,7 +76,7 @@ def test_up_to_the_edit_it_is_the_old_conversation(catalog: SqliteCatalog, kept:
     line, began = started(catalog)
     source = committed(catalog, committed(catalog, began, "a"), "b", "c")
     forked = fork(source, line)
-    catalog.add_trajectories([(forked, None)])
+    catalog.trajectories.add([(forked, None)])
     edit = committed(
         catalog, source, *edited, trajectory=forked.id, after=source, keep=kept, seq=0, call=make_call("edit")
     )
@@ -95,14 +95,14 @@ def test_up_to_the_edit_it_is_the_old_conversation(catalog: SqliteCatalog, kept:
     assert retelling.position == edit.messages
     say(retelling, "later")
     assert other(retelling, "more") is None
-    assert [message.content for message in catalog.conversation(head.id)] == [*after, "later"]
+    assert [message.content for message in catalog.conversations.read(head.id)] == [*after, "later"]
 
 
 def test_a_skipped_call_behind_an_edit_leads_past_it(catalog: SqliteCatalog) -> None:
     line, began = started(catalog)
     source = committed(catalog, began, "a", "b")
     forked = fork(source, line)
-    catalog.add_trajectories([(forked, None)])
+    catalog.trajectories.add([(forked, None)])
     edit = committed(catalog, source, trajectory=forked.id, after=source, keep=1, seq=0, call=make_call("edit"))
     head = committed(catalog, edit, "later", "last")
     retelling = retold(catalog, began, head, met=False)
@@ -115,7 +115,7 @@ def test_a_fork_without_an_edit_is_told_word_for_word(catalog: SqliteCatalog) ->
     line, began = started(catalog)
     source = committed(catalog, began, "a")
     forked = fork(source, line)
-    catalog.add_trajectories([(forked, None)])
+    catalog.trajectories.add([(forked, None)])
     head = committed(catalog, source, "b", trajectory=forked.id, seq=0)
     retelling = retold(catalog, began, head)
     say(retelling, "a")
@@ -128,7 +128,7 @@ def test_an_agents_own_tool_edit_is_no_edit(catalog: SqliteCatalog) -> None:
     line, began = started(catalog)
     source = committed(catalog, began, "a")
     forked = fork(source, line)
-    catalog.add_trajectories([(forked, None)])
+    catalog.trajectories.add([(forked, None)])
     call = make_call("edit")
     entry = make_entry(source, id=call.id, name="edit", status=call.status, ended_at_ns=call.started_at_ns)
     head = committed(catalog, source, "b", trajectory=forked.id, seq=0, call=call, entries=[entry])
@@ -149,7 +149,7 @@ def hinted(catalog: SqliteCatalog, *behind: Message) -> tuple[Snapshot, Snapshot
     line, began = started(catalog)
     source = committed(catalog, began, "go", ASKED)
     forked = fork(source, line)
-    catalog.add_trajectories([(forked, None)])
+    catalog.trajectories.add([(forked, None)])
     held = make_call("edit", arguments={"held": [[HINT.role, HINT.content]]})
     head = committed(catalog, source, trajectory=forked.id, after=source, keep=2, seq=0, call=held)
     return began, committed(catalog, head, *behind) if behind else head

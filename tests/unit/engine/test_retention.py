@@ -242,7 +242,7 @@ def catalog(tmp_path: Path) -> Iterator[SqliteCatalog]:
 
 def store(catalog: SqliteCatalog, *snapshots: Snapshot) -> None:
     for item in snapshots:
-        catalog.set_stored(item.id, TreeID("1" * 64), RecordID("2" * 64))
+        catalog.snapshots.set_stored(item.id, TreeID("1" * 64), RecordID("2" * 64))
 
 
 def test_what_the_catalog_protects(catalog: SqliteCatalog) -> None:
@@ -250,9 +250,9 @@ def test_what_the_catalog_protects(catalog: SqliteCatalog) -> None:
     line_of = [first]
     for _ in range(8):
         line_of.append(committed(catalog, line_of[-1], base=line_of[-1].id))
-    catalog.tag(line_of[2].id, "v1")
-    catalog.tag(line_of[2].id, "best")
-    catalog.add_trajectories([(fork(line_of[3], line, "try"), None)])
+    catalog.refs.tag(line_of[2].id, "v1")
+    catalog.refs.tag(line_of[2].id, "best")
+    catalog.trajectories.add([(fork(line_of[3], line, "try"), None)])
     store(catalog, *line_of[:6], line_of[7])
     reasons = find_protected(catalog, {line_of[4].id})
     assert reasons == {
@@ -271,7 +271,7 @@ def test_a_forks_own_line_is_protected_too(catalog: SqliteCatalog) -> None:
     line, first = started(catalog)
     second = committed(catalog, first)
     forked = fork(first, line)
-    catalog.add_trajectories([(forked, None)])
+    catalog.trajectories.add([(forked, None)])
     own = [committed(catalog, replace(first, trajectory=forked.id))]
     own.append(committed(catalog, own[-1]))
     own.append(committed(catalog, own[-1]))
@@ -283,7 +283,7 @@ def test_a_forks_own_line_is_protected_too(catalog: SqliteCatalog) -> None:
         own[0].id: "first of its trajectory",
         own[2].id: f"head of {short(forked.id)}",
     }
-    decisions = plan(list(catalog.all_snapshots()), Policy(keep_last=0), protected=reasons, now_ns=NOW_NS)
+    decisions = plan(list(catalog.snapshots.all()), Policy(keep_last=0), protected=reasons, now_ns=NOW_NS)
     assert [item.snapshot.id for item in decisions if not item.keep] == [own[1].id]
 
 
@@ -293,7 +293,7 @@ def test_where_programs_began_and_what_awaits_an_approval_are_protected(catalog:
     for _ in range(5):
         snapshots.append(committed(catalog, snapshots[-1]))
     store(catalog, *snapshots)
-    catalog.set_began(line.id, snapshots[1].id)
+    catalog.trajectories.set_began(line.id, snapshots[1].id)
     pending, decided = (make_approval(snapshots[number]) for number in (2, 3))
     catalog.approvals.add(pending)
     catalog.approvals.add(decided)

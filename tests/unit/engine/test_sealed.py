@@ -45,7 +45,7 @@ class World:
         (directory / "images" / image.id / "root").mkdir(parents=True)
         self.catalog.images.add(image)
         self.trajectory, self.first = begin(image)
-        self.catalog.add_trajectories([(self.trajectory, self.first)])
+        self.catalog.trajectories.add([(self.trajectory, self.first)])
         context = SimpleNamespace(catalog=self.catalog, store=self.store, state_dir=directory, config=Config())
         self.context = cast(Context, context)
         self.directory, self.sandbox = directory, self._sandbox(self.trajectory, self.first)
@@ -71,7 +71,7 @@ class World:
             survival=survival,
             use=SandboxUse(trajectory.id),
         )
-        made.writer.own(self.catalog.draw_fence(trajectory.id))
+        made.writer.own(self.catalog.trajectories.draw_fence(trajectory.id))
         return made
 
     def step(self, call: ToolCall) -> Snapshot:
@@ -81,13 +81,13 @@ class World:
         """A step that leaves a file is sealed, and the catalog's disk is full."""
         (self.directory / self.sandbox.root.upper / "upper" / "result").write_text("an hour of work")
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(self.catalog, "commit_snapshot", _full)
+            patched.setattr(self.catalog.snapshots, "commit", _full)
             with pytest.raises(OutOfSpace):
                 self.step(marker("exec", {}))
         assert is_unchanged(self.store, self.sandbox.root.upper, self.sandbox.root.stack)
 
     def newest(self) -> Snapshot:
-        return self.catalog.get_snapshot(self.catalog.get_trajectory(self.trajectory.id).head)
+        return self.catalog.snapshots.get(self.catalog.trajectories.get(self.trajectory.id).head)
 
     def kept(self) -> bool:
         """Whether the newest snapshot has the file."""
@@ -188,13 +188,13 @@ def test_it_is_kept_once(world: World) -> None:
 
 def test_a_step_goes_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    commit = world.catalog.commit_snapshot
+    commit = world.catalog.snapshots.commit
 
     def committing(*args: Any, **options: Any) -> None:
         seen.append(turns._going_first)
         commit(*args, **options)
 
-    monkeypatch.setattr(world.catalog, "commit_snapshot", committing)
+    monkeypatch.setattr(world.catalog.snapshots, "commit", committing)
     world.step(marker("exec", {}))
     assert seen == [1]
     assert turns._going_first == 0
@@ -206,4 +206,4 @@ def test_nothing_new_takes_no_snapshot(world: World) -> None:
     world.sandbox.renew(forked)
     world.rewinding().settle(world.sandbox, mind=True)
     world.sessions().stop(forked)
-    assert world.catalog.count_snapshots(world.trajectory.id) == 1
+    assert world.catalog.snapshots.count(world.trajectory.id) == 1

@@ -34,7 +34,7 @@ class World:
         self.path = folder / "find.db"
         self.catalog = SqliteCatalog(folder / "catalog.db")
         self.outputs: dict[BlobID | None, bytes] = {}
-        self.catalog.notify(lambda line: self.filling.tell({"event": "trajectory", "trajectory": line}))
+        self.catalog.trajectories.notify(lambda line: self.filling.tell({"event": "trajectory", "trajectory": line}))
         self.open()
 
     def open(self) -> None:
@@ -146,9 +146,9 @@ def test_a_shared_history_is_found_once_and_a_forks_own_with_it(world: World) ->
     second = world.step(first, "shared words")
     world.step(second, "later words")
     child = fork(second, line, "child")
-    world.catalog.add_trajectories([(child, None)])
+    world.catalog.trajectories.add([(child, None)])
     own = follow(second, child.id, messages=1, seq=0, call=make_call(output=None, stderr=None, stdout=None))
-    world.catalog.commit_snapshot(own, [Message("user", "own words")], expected_head=second.id)
+    world.catalog.snapshots.commit(own, [Message("user", "own words")], expected_head=second.id)
     world.filling.tell({"event": "snapshot", "trajectory": child.id})
     assert world.places("words", "child") == [(child.id, 0, "message", "1"), (line.id, 1, "message", "0")], (
         "no later ones"
@@ -179,7 +179,7 @@ def test_a_removed_trajectory_takes_its_rows_away(world: World) -> None:
     for _ in range(3):
         last = world.step(last, "secret plan")
     assert len(world.places("plan")) == 3
-    world.catalog.remove_trajectory(gone.id)
+    world.catalog.trajectories.remove(gone.id)
     assert world.places("plan") == []
     first = world.step(first, "another plan")  # its row has the number of one that is gone
     assert world.places("plan") == [(kept.id, 1, "message", "0")]
@@ -258,8 +258,8 @@ def test_what_happened_without_the_index_is_caught_up(world: World) -> None:
     world.step(last, "old word")
     world.places("word")
     world.close()
-    world.catalog.notify(lambda _: None)
-    world.catalog.remove_trajectory(gone.id)
+    world.catalog.trajectories.notify(lambda _: None)
+    world.catalog.trajectories.remove(gone.id)
     committed(world.catalog, first, "new word", call=make_call(output=None, stderr=None, stdout=None))
     world.open()
     (hit,) = world.find("word").hits

@@ -9,7 +9,7 @@ import pytest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.secrecy import PROVIDER, Secrecy
 from snapshotd.errors import UsageError
-from snapshotd.secrets.vault import FileVault
+from snapshotd.secrets.vault import Vault
 from snapshotd.types import TrajectoryID
 
 
@@ -22,7 +22,7 @@ from snapshotd.types import TrajectoryID
     ],
 )
 def test_a_value_that_is_too_short_is_named_as_the_user_knows_it(tmp_path: Path, name: str, said: str) -> None:
-    secrecy = Secrecy(FileVault(tmp_path, lambda: True), SqliteCatalog(tmp_path / "catalog.db"))
+    secrecy = Secrecy(Vault(tmp_path, lambda: True), SqliteCatalog(tmp_path / "catalog.db"))
     with pytest.raises(UsageError) as raised:
         secrecy.environment(TrajectoryID("a" * 32), (), ((name, "abc"),))
     assert said in raised.value.message

@@ -45,7 +45,7 @@ class World:
         image = make_image()
         self.catalog.images.add(image)
         self.trajectory, self.first = begin(image)
-        self.catalog.add_trajectories([(self.trajectory, self.first)])
+        self.catalog.trajectories.add([(self.trajectory, self.first)])
         self.made: list[Any] = []
         self.files = directory / "files"
         self.files.mkdir()
@@ -101,7 +101,7 @@ class World:
         self.started()
 
     def status(self) -> TrajectoryStatus:
-        return self.catalog.get_trajectory(self.trajectory.id).status
+        return self.catalog.trajectories.get(self.trajectory.id).status
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_a_run_that_ends_while_a_sandbox_is_started_leaves_the_status_alone(
     """The other one is called running, and is not known yet."""
     first = world.started()
     world.end(first)
-    draw = world.catalog.draw_fence
+    draw = world.catalog.trajectories.draw_fence
     ends = threading.Thread(target=world.sessions._finish, args=(first, LOG, 0, TrajectoryStatus.FINISHED))
 
     def drawn(trajectory: TrajectoryID) -> int:
@@ -164,7 +164,7 @@ def test_a_run_that_ends_while_a_sandbox_is_started_leaves_the_status_alone(
         ends.join(0.3)  # it must wait; else it does its harm in this time
         return draw(trajectory)
 
-    monkeypatch.setattr(world.catalog, "draw_fence", drawn)
+    monkeypatch.setattr(world.catalog.trajectories, "draw_fence", drawn)
     second = world.started()
     ends.join(60)
     assert world.status() is TrajectoryStatus.RUNNING
@@ -191,7 +191,7 @@ def test_a_stop_waits_for_its_own_run(world: World) -> None:
 
 def test_a_run_that_ends_on_a_full_disk_leaves_no_container(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     first = world.started()
-    monkeypatch.setattr(world.catalog, "set_status", _full)
+    monkeypatch.setattr(world.catalog.trajectories, "set_status", _full)
     world.sessions._finish(first, LOG, 0, TrajectoryStatus.FINISHED)
     assert first.ended
     assert world.sessions.find(world.trajectory.id) is None
@@ -219,7 +219,7 @@ def test_closing_goes_on_whatever_one_sandbox_raises(world: World, monkeypatch: 
 
 
 def test_a_sandbox_that_cannot_be_adopted_is_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world.catalog, "draw_fence", _full)
+    monkeypatch.setattr(world.catalog.trajectories, "draw_fence", _full)
     with pytest.raises(OutOfSpace):
         world.started()
     assert world.made[0].ended
@@ -227,7 +227,7 @@ def test_a_sandbox_that_cannot_be_adopted_is_ended(world: World, monkeypatch: py
 
 
 def test_a_new_sandbox_that_cannot_be_adopted_is_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world.catalog, "draw_fence", _full)
+    monkeypatch.setattr(world.catalog.trajectories, "draw_fence", _full)
     forgotten: list[str] = []
     begun = (world.trajectory, world.first, *world.launch(world.trajectory, world.first))
     disposal = SimpleNamespace(forget=forgotten.append)
@@ -255,7 +255,7 @@ def test_who_resumes_while_another_does_stops_nothing(world: World, monkeypatch:
     """Between the moment a sandbox is known and the one in which its program runs, it looks like one that nobody
     uses."""
     catalog, name = world.catalog, world.trajectory.id
-    catalog.set_began(name, world.first.id)
+    catalog.trajectories.set_began(name, world.first.id)
     resumes = Resumes(cast(Any, SimpleNamespace(catalog=catalog, ownership=ALONE)), world.sessions)
     refused: list[Conflict] = []
     starting, asked = world.sessions.start_lock, threading.Event()
@@ -266,7 +266,7 @@ def test_who_resumes_while_another_does_stops_nothing(world: World, monkeypatch:
 
     def resume() -> None:
         with pytest.raises(Conflict) as caught:
-            resumes.resume(catalog.get_trajectory(name), [])
+            resumes.resume(catalog.trajectories.get(name), [])
         refused.append(caught.value)
 
     monkeypatch.setattr(world.sessions, "start_lock", asks)

@@ -20,7 +20,7 @@ from snapshotd.engine.storage.archive_queue import Archive
 from snapshotd.engine.storage.archiver import Archiver
 from snapshotd.errors import InternalError
 from snapshotd.layers.store import LayerStore
-from snapshotd.repo.spool import FileSpool
+from snapshotd.repo.spool import Spool
 from snapshotd.types import SnapshotState
 from tests.records import begin, make_image
 from tests.storage_rig import wait_until
@@ -39,8 +39,8 @@ class Rig:
         self.catalog.images.add(image)
         trajectory, first = begin(image)
         self.snapshot = replace(first, call=replace(first.call, output=None, stdout=None, stderr=None))
-        self.catalog.add_trajectories([(trajectory, self.snapshot)])
-        spool = FileSpool(state / "repo")
+        self.catalog.trajectories.add([(trajectory, self.snapshot)])
+        spool = Spool(state / "repo")
         places = StatePlaces(state, state / "layers", "plain", (state / "repo/store").as_uri())
         context = SimpleNamespace(
             catalog=self.catalog,
@@ -64,7 +64,7 @@ class Rig:
         wait_until(lambda: self.archiver.pid is None, "the worker is gone")
 
     def stored(self) -> bool:
-        return self.catalog.get_snapshot(self.snapshot.id).state is SnapshotState.STORED
+        return self.catalog.snapshots.get(self.snapshot.id).state is SnapshotState.STORED
 
 
 @pytest.fixture

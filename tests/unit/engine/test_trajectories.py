@@ -62,7 +62,7 @@ class Rig:
         """A snapshot that binds these messages and entries."""
         taken = follow(parent, messages=len(messages), call=call or make_call("checkpoint"), **fields)
         said = [Message(role, content) for role, content in messages]
-        self.catalog.commit_snapshot(taken, said, expected_head=parent.id, entries=entries)
+        self.catalog.snapshots.commit(taken, said, expected_head=parent.id, entries=entries)
         return taken
 
     def tool(self, parent: Snapshot, name: str, arguments: Any, output: bytes = b'"out"', **details: Any) -> Any:
@@ -266,10 +266,10 @@ def test_a_fork_shares_its_beginning(rig: Rig) -> None:
     asked = rig.step(rig.first, [("user", "go"), ("assistant", "yes")])
     child = fork(asked, rig.line, "child")
     other = fork(asked, rig.line, "other")
-    rig.catalog.add_trajectories([(child, None), (other, None)])
+    rig.catalog.trajectories.add([(child, None), (other, None)])
     own = rig.step(asked, [("user", "and?"), ("assistant", "no")], trajectory=child.id)
     grandchild = fork(own, child)
-    rig.catalog.add_trajectories([(grandchild, None)])
+    rig.catalog.trajectories.add([(grandchild, None)])
     (document,) = rig.export(own, "atif", child)
     assert [step.get("is_copied_context") for step in document["steps"]] == [True, True, None, None]
     assert (document["extra"]["parent"], document["extra"]["fork_point"]) == (rig.line.id, asked.id)
@@ -429,7 +429,7 @@ def test_the_score_of_an_experiments_branch_is_in_it(rig: Rig) -> None:
     asked = rig.step(rig.first, [("user", "go")])
     branch = fork(asked, rig.line, "repair.v1.warm.2")
     namesake = fork(asked, rig.line, "other.warm.1")
-    rig.catalog.add_trajectories([(branch, None), (namesake, None)])
+    rig.catalog.trajectories.add([(branch, None), (namesake, None)])
     record = Experiment(ExperimentID("e" * 32), "repair.v1", rig.first.id, 1, "", None)
     scored = ExperimentBranch("warm", 2, "scored", branch.id, score=0.5, passed=True, cost=1.0)
     rig.catalog.experiments.add(record, [scored])

@@ -99,9 +99,9 @@ def test_trajectories_have_their_own_stored_snapshots_by_number(shown: History) 
     second = committed(shown.catalog, first)
     third = committed(shown.catalog, second)
     branch = fork(second, trajectory)
-    shown.catalog.add_trajectories([(branch, None)])
+    shown.catalog.trajectories.add([(branch, None)])
     for snapshot in (first, third):
-        shown.catalog.set_stored(snapshot.id, TREE, RecordID("e" * 64))
+        shown.catalog.snapshots.set_stored(snapshot.id, TREE, RecordID("e" * 64))
     assert shown.names() == ["trajectories", "snapshots", "tags"]
     assert shown.names("trajectories") == [trajectory.id, "fix-it", branch.id]
     assert shown.at("trajectories", "fix-it") == Link(trajectory.id.encode())
@@ -119,9 +119,9 @@ def test_trajectories_have_their_own_stored_snapshots_by_number(shown: History) 
 def test_tags_lead_to_snapshots(shown: History) -> None:
     _, first = started(shown.catalog)
     second = committed(shown.catalog, first)
-    shown.catalog.set_stored(first.id, TREE, RecordID("e" * 64))
-    shown.catalog.tag(first.id, "good")
-    shown.catalog.tag(second.id, "not-stored")
+    shown.catalog.snapshots.set_stored(first.id, TREE, RecordID("e" * 64))
+    shown.catalog.refs.tag(first.id, "good")
+    shown.catalog.refs.tag(second.id, "not-stored")
     assert shown.names("tags") == ["good"]
     assert shown.at("tags", "good") == Link(f"../snapshots/{first.id}".encode())
     assert shown.at("tags", "not-stored") is None
@@ -133,7 +133,7 @@ def test_a_name_that_looks_like_an_id_is_found_unless_it_is_one(shown: History) 
     trajectory, _ = started(shown.catalog)
     image = shown.catalog.images.find(trajectory.spec.image)
     (lookalike, first), (impostor, second) = begin(image, "0" * 32), begin(image, trajectory.id)
-    shown.catalog.restore_rows([], [lookalike, impostor], [SnapshotRow(first), SnapshotRow(second)])
+    shown.catalog.others.restore([], [lookalike, impostor], [SnapshotRow(first), SnapshotRow(second)])
     assert sorted(shown.names("trajectories")) == sorted([trajectory.id, lookalike.id, "0" * 32, impostor.id])
     assert shown.at("trajectories", "0" * 32) == Link(lookalike.id.encode())
     assert isinstance(shown.at("trajectories", trajectory.id), Folder)
@@ -144,6 +144,6 @@ def test_a_name_that_looks_like_an_id_is_found_unless_it_is_one(shown: History) 
 )
 def test_what_is_not_there_is_not_found(shown: History, name: str) -> None:
     trajectory, first = started(shown.catalog, "fix-it")
-    shown.catalog.set_stored(first.id, OTHER, RecordID("e" * 64))
+    shown.catalog.snapshots.set_stored(first.id, OTHER, RecordID("e" * 64))
     for place in (("trajectories",), ("trajectories", trajectory.id), ("snapshots",), ("tags",), ()):
         assert shown.at(*place, name) is None

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from snapshotd.secrets.redactor import Redactor
-from snapshotd.secrets.vault import FileVault
+from snapshotd.secrets.vault import Vault
 
 
 @pytest.fixture(scope="module")
-def vault(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FileVault]:
-    opened = FileVault(tmp_path_factory.mktemp("state"))
+def vault(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vault]:
+    opened = Vault(tmp_path_factory.mktemp("state"))
     yield opened
     opened.close()
 
 
 @pytest.fixture(scope="module")
-def redactor(vault: FileVault) -> Redactor:
+def redactor(vault: Vault) -> Redactor:
     return Redactor(vault)
 
 

@@ -19,7 +19,7 @@ from snapshotd.secrets import redactor as redactor_module
 from snapshotd.secrets.base import MARKER, MARKER_BYTES
 from snapshotd.secrets.configured import MAX_TOTAL_BYTES, MAX_VALUES
 from snapshotd.secrets.redactor import MAX_JSON_LEVELS, Funnel, Redactor
-from snapshotd.secrets.vault import FileVault
+from snapshotd.secrets.vault import Vault
 from snapshotd.types import TrajectoryID, new_id
 from tests import long
 from tests.unit.secrets.samples import CONTEXT, TOKENS
@@ -383,7 +383,7 @@ def test_many_hostile_bytes_in_one_piece(funnel: Funnel, unit: str) -> None:
     assert whole == data
 
 
-def test_one_funnel_in_many_threads(vault: FileVault) -> None:
+def test_one_funnel_in_many_threads(vault: Vault) -> None:
     funnel = Redactor(vault).funnel(TrajectoryID(new_id()), VALUES)
     failed: list[BaseException] = []
 
@@ -406,7 +406,7 @@ def test_one_funnel_in_many_threads(vault: FileVault) -> None:
     assert failed == []
 
 
-def test_a_funnel_remembers_a_bounded_number_of_markers(vault: FileVault, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_funnel_remembers_a_bounded_number_of_markers(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redactor_module, "_REMEMBERED", 10)
     funnel = Redactor(vault).funnel(TrajectoryID(new_id()))
     text = " ".join(f"ghp_{number:036}" for number in range(40))

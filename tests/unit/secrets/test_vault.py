@@ -15,7 +15,7 @@ import pytest
 from snapshotd.errors import DataLoss, InternalError, NotFound, SnapshotdError, VersionMismatch
 from snapshotd.secrets import vault as vault_module
 from snapshotd.secrets.base import MARKER, MARKER_MAX_BYTES, Found
-from snapshotd.secrets.vault import DATABASE_NAME, KEY_NAME, FileVault
+from snapshotd.secrets.vault import DATABASE_NAME, KEY_NAME, Vault
 from snapshotd.types import TrajectoryID
 
 A, B, C = (TrajectoryID(letter * 32) for letter in "abc")
@@ -33,7 +33,7 @@ def all_bytes(state: Path) -> bytes:
 
 
 def test_what_was_kept_is_there_again(state: Path) -> None:
-    vault = FileVault(state)
+    vault = Vault(state)
     others = [Found("empty", b""), Found("binary", bytes(range(256))), Found("long", b"x" * 100_000)]
     markers = vault.keep(A, [TOKEN, *others, TOKEN])
     assert markers[0] == markers[-1] == vault.marker(TOKEN)
@@ -41,14 +41,14 @@ def test_what_was_kept_is_there_again(state: Path) -> None:
     vault.flush()
     vault.close()
     vault.close()
-    again = FileVault(state)
+    again = Vault(state)
     assert [again.reveal(marker, [A]) for marker in markers] == [found.value for found in (TOKEN, *others, TOKEN)]
     assert again.keep(A, [TOKEN]) == markers[:1]
     again.close()
 
 
 def test_nothing_is_in_the_files_in_plain_text(state: Path) -> None:
-    vault = FileVault(state)
+    vault = Vault(state)
     vault.keep(A, [TOKEN])
     vault.flush()
     assert TOKEN.value not in all_bytes(state)
@@ -61,14 +61,14 @@ def test_markers_of_one_vault_mean_nothing_to_another(tmp_path: Path) -> None:
     vaults = []
     for name in "xy":
         (tmp_path / name).mkdir()
-        vaults.append(FileVault(tmp_path / name))
+        vaults.append(Vault(tmp_path / name))
     assert vaults[0].marker(TOKEN) != vaults[1].marker(TOKEN)
     for vault in vaults:
         vault.close()
 
 
 def test_only_owners_see_it(state: Path) -> None:
-    vault = FileVault(state)
+    vault = Vault(state)
     (marker,) = vault.keep(A, [TOKEN])
     assert vault.reveal(marker, [B, A]) == TOKEN.value
     for owners in ([], [B], [B, C]):
@@ -87,7 +87,7 @@ def test_only_owners_see_it(state: Path) -> None:
 
 
 def test_forget(state: Path) -> None:
-    vault = FileVault(state)
+    vault = Vault(state)
     mine, theirs = vault.keep(A, [Found("n", b"mine")]) + vault.keep(B, [Found("n", b"of another")])
     vault.forget(A)
     vault.forget(A)
@@ -99,7 +99,7 @@ def test_forget(state: Path) -> None:
 def test_bounds(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vault_module, "MAX_KEPT", 3)
     monkeypatch.setattr(vault_module, "MAX_KEPT_BYTES", 100)
-    vault = FileVault(state)
+    vault = Vault(state)
     markers = vault.keep(
         A, [Found("n", b"1" * 60), Found("n", b"2" * 60), *(Found("n", b"%d" % number) for number in range(5))]
     )
@@ -113,7 +113,7 @@ def test_bounds(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         False,
     ]
     vault.close()
-    again = FileVault(state)  # bounds hold across restarts
+    again = Vault(state)  # bounds hold across restarts
     (late,) = again.keep(A, [Found("n", b"late")])
     (other,) = again.keep(B, [Found("n", b"late")])
     assert late == other
@@ -123,7 +123,7 @@ def test_bounds(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_row_that_was_changed_or_moved_is_noticed(state: Path) -> None:
-    vault = FileVault(state)
+    vault = Vault(state)
     (marker,) = vault.keep(A, [TOKEN])
     vault.close()
     conn = apsw.Connection(str(state / DATABASE_NAME))
@@ -132,25 +132,25 @@ def test_a_row_that_was_changed_or_moved_is_noticed(state: Path) -> None:
     bad = [good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in range(len(good))]
     for sealed in (*bad, b"", good[:12], good[:-1], good + b"x", 7, "text"):
         execute(state, "UPDATE secrets SET sealed = ?", (sealed,))
-        damaged = FileVault(state)
+        damaged = Vault(state)
         with pytest.raises(DataLoss, match=r"github-token.*backup"):
             damaged.reveal(marker, [A])
         damaged.close()
     execute(state, "UPDATE secrets SET sealed = ?, trajectory = ?", (good, B))
-    damaged = FileVault(state)
+    damaged = Vault(state)
     with pytest.raises(DataLoss):
         damaged.reveal(marker, [B])
     damaged.close()
     other = marker[:-2] + ("0]" if marker[-2] != "0" else "1]")
     execute(state, "UPDATE secrets SET trajectory = ?, marker = ?", (A, other))
-    damaged = FileVault(state)
+    damaged = Vault(state)
     with pytest.raises(DataLoss):
         damaged.reveal(other, [A])
     damaged.close()
 
 
 def made(state: Path) -> None:
-    vault = FileVault(state)
+    vault = Vault(state)
     vault.keep(A, [TOKEN])
     vault.close()
 
@@ -187,7 +187,7 @@ def test_damage_is_never_a_fresh_start(state: Path, damage: str) -> None:
     log = {f"{DATABASE_NAME}-wal", f"{DATABASE_NAME}-shm"}
     before = {path.name for path in state.iterdir()} - log
     with pytest.raises(DataLoss, match="secrets"):
-        FileVault(state)
+        Vault(state)
     assert {path.name for path in state.iterdir()} - log == before
 
 
@@ -195,7 +195,7 @@ def test_newer_format(state: Path) -> None:
     made(state)
     execute(state, "PRAGMA user_version = 2")
     with pytest.raises(VersionMismatch, match="newer"):
-        FileVault(state)
+        Vault(state)
 
 
 def test_a_key_file_that_is_a_link_is_not_followed(state: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_key_file_that_is_a_link_is_not_followed(state: Path) -> None:
     (state / KEY_NAME).rename(state / "elsewhere")
     (state / KEY_NAME).symlink_to("elsewhere")
     with pytest.raises(SnapshotdError):
-        FileVault(state)
+        Vault(state)
 
 
 def test_creation_that_was_cut_off_is_begun_again(state: Path) -> None:
@@ -217,11 +217,11 @@ def test_creation_that_was_cut_off_is_begun_again(state: Path) -> None:
 
 def test_no_directory(state: Path) -> None:
     with pytest.raises(NotFound, match="folder does not exist"):
-        FileVault(state / "nowhere")
+        Vault(state / "nowhere")
 
 
 def test_use_after_close_is_a_defect(state: Path) -> None:
-    vault = FileVault(state)
+    vault = Vault(state)
     vault.close()
     for call in (
         lambda: vault.keep(A, [TOKEN]),
@@ -237,8 +237,8 @@ CHILD = """
 import sys
 from pathlib import Path
 from snapshotd.secrets.base import Found
-from snapshotd.secrets.vault import FileVault
-vault = FileVault(Path(sys.argv[1]))
+from snapshotd.secrets.vault import Vault
+vault = Vault(Path(sys.argv[1]))
 number = 0
 while True:
     print(*vault.keep("a" * 32, [Found("n", b"value %d" % number), Found("n", b"twin of %d" % number)]), flush=True)
@@ -255,7 +255,7 @@ def test_what_keep_returned_survives_kill_9(state: Path) -> None:
         told += [line.split() for line in child.stdout if line.endswith("\n")]
         child.stdout.close()
         assert child.wait() == -signal.SIGKILL
-        vault = FileVault(state)
+        vault = Vault(state)
         for number, (one, twin) in enumerate(told):
             assert vault.reveal(one, [A]) == b"value %d" % number
             assert vault.reveal(twin, [A]) == b"twin of %d" % number
@@ -263,7 +263,7 @@ def test_what_keep_returned_survives_kill_9(state: Path) -> None:
 
 
 def test_many_threads(state: Path) -> None:
-    vault = FileVault(state)
+    vault = Vault(state)
     failed: list[BaseException] = []
 
     def work(owner: TrajectoryID) -> None:
@@ -288,7 +288,7 @@ def test_many_threads(state: Path) -> None:
 
 
 def test_a_failed_flush_is_final(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    vault = FileVault(state)
+    vault = Vault(state)
 
     def fails(_fd: int) -> None:
         raise OSError(5, "Input/output error")
@@ -303,13 +303,13 @@ def test_a_failed_flush_is_final(state: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_vault_that_is_missing_is_made_anew_in_a_new_state_directory_alone(tmp_path: Path) -> None:
-    FileVault(tmp_path).close()
+    Vault(tmp_path).close()
     for path in tmp_path.glob("secrets.db*"):
         path.unlink()
     with pytest.raises(DataLoss, match=r"secrets\.db is missing.* remove .*secrets\.key, too"):
-        FileVault(tmp_path, lambda: False)
+        Vault(tmp_path, lambda: False)
     assert not (tmp_path / "secrets.db").exists()
-    FileVault(tmp_path, lambda: True).close()  # the first start was cut off behind the key
+    Vault(tmp_path, lambda: True).close()  # the first start was cut off behind the key
     for path in tmp_path.iterdir():
         path.unlink()
-    FileVault(tmp_path, lambda: False).close()  # the stated way
+    Vault(tmp_path, lambda: False).close()  # the stated way

@@ -112,7 +112,7 @@ def command(
     runs, and everything after it. With --reuse-replies model requests are answered from it as well, at the gateway too.
 
     With --json: one event per line, the last {"event":"finished","trajectory","exit_code","snapshot_count"}, and with --reuse
-    "reuse": {"calls","of"}, and "replies","replies_of".
+    "reuse": {"calls","of"}, and "replies", "replies_of".
     """
     wanted = _parse_program(program, after_dashes(ctx))
     if wanted["agent"] in profiles.names() and not os.path.lexists(wanted["agent"]):

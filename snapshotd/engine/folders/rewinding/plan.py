@@ -90,10 +90,10 @@ def changes_of(context: Context, snapshot: Snapshot) -> FolderChanges | None:
     """The changes of a snapshot; those of an older snapshot, which noted none, as its trees show them. None: they are
     not known."""
     catalog = context.catalog
-    noted = (catalog.own_state(snapshot.id) or {}).get(KEY)
+    noted = (catalog.conversations.own_state(snapshot.id) or {}).get(KEY)
     if noted is not None and noted.get("seq") == snapshot.seq:
         return FolderChanges.of(noted)
-    own = catalog.own_entries(snapshot.id)
+    own = catalog.journal.own(snapshot.id)
     is_agents = bool(own) or "files" in snapshot.call.arguments
     listed = (own[0].details if own else snapshot.call.arguments).get("files") if is_agents else None
     names = set(listed) if listed is not None else _compare_trees(context, catalog, snapshot)
@@ -108,7 +108,7 @@ def _compare_trees(context: Context, catalog: Catalog, snapshot: Snapshot) -> se
     if snapshot.parent is None or not snapshot.own_layers:
         return set()
     try:
-        before, after = look.open_pair(context, catalog.get_snapshot(snapshot.parent), snapshot)
+        before, after = look.open_pair(context, catalog.snapshots.get(snapshot.parent), snapshot)
     except SnapshotdError:
         return None
     with before, after:
@@ -133,7 +133,7 @@ class History:
     def since(context: Context, trajectory: Trajectory, seq: int) -> History:
         """The changes of the snapshots after a number."""
         found = History()
-        for snapshot in context.catalog.snapshots(trajectory.id):
+        for snapshot in context.catalog.snapshots.of_trajectory(trajectory.id):
             if is_marker(context.catalog, snapshot, ("rewind", "undo")) and "continues" in snapshot.call.arguments:
                 new, old = snapshot.call.arguments["continues"]
                 found._before[new] = old

@@ -51,10 +51,10 @@ class FolderRewinds:
     def session_of(self, user: HostUser, root: int, hook: int, ref: str) -> str | None:
         """Find the session of the process in which a person asks for a rewind. None: it is not known, or no other
         session has changed files since the snapshot `ref`."""
-        to = self._catalog.resolve_snapshot(ref)
+        to = self._catalog.refs.find_snapshot(ref)
         with self._held.hold(user, root) as folder:
             self._recorder.settle(folder, root)
-            history = History.since(self._context, self._catalog.get_trajectory(folder.trajectory), to.seq)
+            history = History.since(self._context, self._catalog.trajectories.get(folder.trajectory), to.seq)
             agent = agent_of(hook)
             mine = [one for one, process in folder.agents.items() if process == agent]
             changed = history.sessions()
@@ -81,7 +81,7 @@ class FolderRewinds:
             self._recorder.settle(folder, root)
             last = self._find_last_rewind(trajectory)
             assert last.parent is not None
-            before = self._catalog.get_snapshot(last.parent)
+            before = self._catalog.snapshots.get(last.parent)
             mode = last.call.arguments["mode"]
             facts = {"of": last.id, "to": before.id, "mode": mode}
             session = self._recorder.session_of(before) if mode != "files" else None
@@ -115,7 +115,7 @@ class FolderRewinds:
         if mode != "files" and self._recorder.session_of(head).get("session") == self._recorder.session_of(to).get(
             "session"
         ):
-            messages = tuple(self._catalog.conversation(head.id, min(to.messages, head.messages)))
+            messages = tuple(self._catalog.conversations.read(head.id, min(to.messages, head.messages)))
         changes = tuple(found.changes[:max_files])
         return RewindPreview(head.id, to.id, mode, changes, len(found.changes), messages, (), tuple(left))
 
@@ -229,10 +229,10 @@ class FolderRewinds:
             raise gone_error(to)
 
     def _find_last_rewind(self, trajectory: Trajectory) -> Snapshot:
-        for snapshot in reversed(self._catalog.snapshots(trajectory.id, 100)):
+        for snapshot in reversed(self._catalog.snapshots.of_trajectory(trajectory.id, 100)):
             if is_marker(self._catalog, snapshot, UNDOABLE):
                 return snapshot
-            if self._catalog.own_entries(snapshot.id):
+            if self._catalog.journal.own(snapshot.id):
                 break
         raise Conflict(
             f"there is nothing to undo in {short(trajectory.id)}: the agent has gone on since the last rewind, or there was "

@@ -137,19 +137,19 @@ class Gate:
     def _is_here(self, snapshot: SnapshotID, head: SnapshotID) -> bool:
         """True if nothing has happened after the snapshot but other questions, denials, and resumptions of the
         program."""
-        at = self._catalog.get_snapshot(head)
+        at = self._catalog.snapshots.get(head)
         while (
             at.id != snapshot
             and (is_marker(self._catalog, at, _NOTHING) or self._was_denied(at))
             and at.parent is not None
         ):
-            at = self._catalog.get_snapshot(at.parent)
+            at = self._catalog.snapshots.get(at.parent)
         return at.id == snapshot
 
     def _was_denied(self, at: Snapshot) -> bool:
         if at.call.status is not CallStatus.FAILED:
             return False
-        return any(entry.id == at.call.id and DENIED in entry.details for entry in self._catalog.own_entries(at.id))
+        return any(entry.id == at.call.id and DENIED in entry.details for entry in self._catalog.journal.own(at.id))
 
     def _is_spent(self, approval: Approval, call: CallID) -> bool:
         """True if the approval lets no call run any more."""
@@ -158,7 +158,7 @@ class Gate:
         if approval.status is not ApprovalStatus.APPROVED:  # the very call is answered as before
             return approval.entry != call or approval.status is ApprovalStatus.STALE
         try:
-            self._catalog.entry(approval.entry)
+            self._catalog.journal.get(approval.entry)
         except NotFound:
             return False
         return True

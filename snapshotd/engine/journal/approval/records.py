@@ -157,7 +157,7 @@ class ApprovalRecords:
 
     def _equal_files(self, a: SnapshotID, b: SnapshotID) -> bool:
         catalog = self._context.catalog
-        if a == b or catalog.get_snapshot(a).stack == catalog.get_snapshot(b).stack:
+        if a == b or catalog.snapshots.get(a).stack == catalog.snapshots.get(b).stack:
             return True
         return next(look.changes(self._context, a, b), None) is None
 
@@ -168,7 +168,7 @@ class ApprovalRecords:
             caller = self.waiting.get(approval.id)
         if caller is not None and not caller.sandbox.closed:
             return self.has_same_files(approval, caller)
-        return self._equal_files(approval.snapshot, self._context.catalog.get_trajectory(approval.trajectory).head)
+        return self._equal_files(approval.snapshot, self._context.catalog.trajectories.get(approval.trajectory).head)
 
     # -- people --------------------------------------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class ApprovalRecords:
 
     def _concealer(self, approval: Approval) -> Callable[[Any], Any]:
         """Conceals a person's words with the funnel of the approval's trajectory, as it conceals the agent's."""
-        return self._context.secrecy.of(self._context.catalog.get_trajectory(approval.trajectory)).conceal
+        return self._context.secrecy.of(self._context.catalog.trajectories.get(approval.trajectory)).conceal
 
     def _open(self, ref: str, by: str, reason: str | None) -> Approval:
         if not by or not by.isprintable() or max(len(by), len(reason or "")) > MAX_WORDS:

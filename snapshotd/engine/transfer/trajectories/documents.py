@@ -373,7 +373,7 @@ def _facts(
     parent = None
     if line.forked_from is not None:
         try:
-            parent = context.catalog.get_snapshot(line.forked_from).trajectory
+            parent = context.catalog.snapshots.get(line.forked_from).trajectory
         except NotFound:
             pass  # it is not on this machine
     return {

@@ -230,10 +230,10 @@ class Walk:
 
     def _read_part(self, link: _Link) -> None:
         """The messages and entries that one snapshot binds."""
-        at = self._catalog.get_snapshot(link.id)
+        at = self._catalog.snapshots.get(link.id)
         copied = at.trajectory != self._line
-        entries = _Entries(self._catalog.journal(at.id, at.continues), at.call.id)
-        messages = itertools.islice(self._catalog.conversation(at.id, link.first), link.end - link.first)
+        entries = _Entries(self._catalog.journal.read(at.id, at.continues), at.call.id)
+        messages = itertools.islice(self._catalog.conversations.read(at.id, link.first), link.end - link.first)
         for message in messages:
             said = spoken(message)
             model = None
@@ -383,13 +383,13 @@ def _list_links(catalog: Catalog, head: Snapshot) -> Iterable[_Link]:
     links: list[_Link] = []
     at, end = head, head.messages
     while True:
-        before = None if at.continues is None else catalog.get_snapshot(at.continues)
+        before = None if at.continues is None else catalog.snapshots.get(at.continues)
         if before is None:
             first = 0
         elif at.follows is None and before.trajectory == at.trajectory:
             first = before.messages
         else:
-            first = at.messages - len(catalog.own_messages(at.id))
+            first = at.messages - len(catalog.conversations.own(at.id))
         links.append(_Link(at.id, min(first, end), min(at.messages, end)))
         if before is None:
             return reversed(links)
@@ -427,9 +427,9 @@ def _facts(entry: JournalEntry) -> ModelFacts:
 def family(catalog: Catalog, root: TrajectoryID) -> list[TrajectoryID]:
     """A trajectory and all that were forked from it, and from those, parents first."""
     children: dict[TrajectoryID, list[TrajectoryID]] = {}
-    for line in catalog.trajectories():
+    for line in catalog.trajectories.list():
         if line.forked_from is not None:
-            children.setdefault(catalog.get_snapshot(line.forked_from).trajectory, []).append(line.id)
+            children.setdefault(catalog.snapshots.get(line.forked_from).trajectory, []).append(line.id)
     found = [root]
     for one in found:
         found += children.get(one, [])
