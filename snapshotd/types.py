@@ -52,11 +52,12 @@ DURING = "during"
 @dataclass(frozen=True, slots=True)
 class RequestKey:
     """The idempotency key of a request. `digest`: of the request without the key, so that another one under the same key is
-    seen. `at_ns`: when it came."""
+    seen. `at_ns`: when it came. `earlier`: digests that earlier versions made of it."""
 
     key: str
     digest: str
     at_ns: int
+    earlier: tuple[str, ...] = ()
 
 
 def new_id() -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Callable, Hashable
-from functools import cache
+from functools import cache, partial
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -30,6 +30,7 @@ __all__ = [
     "Secret",
     "decode",
     "encode",
+    "encode_given",
     "encode_masked",
     "field",
     "is_secret",
@@ -38,6 +39,7 @@ __all__ = [
     "replace",
     "types_of",
     "unset",
+    "without_defaults",
 ]
 
 Json = dict[str, Any]
@@ -354,6 +356,22 @@ def encode_masked(value: Any) -> Json:
     return {name: _mask(member) if name in hidden else member for name, member in encode(value).items()}
 
 
+def encode_given(value: Any) -> Json:
+    """The same without the fields that have their defaults: what its sender asked for. A field that a later version adds
+    changes nothing here, so a digest of this knows a request again after an update."""
+    return without_defaults(value, encode_masked(value))
+
+
+def without_defaults(value: Any, members: Json) -> Json:
+    """`members`, without those that are fields of the dataclass `value` and have their defaults there."""
+    defaults = _defaults(type(value))  # type: ignore[arg-type]
+    return {
+        name: member
+        for name, member in members.items()
+        if name not in defaults or getattr(value, name) != defaults[name]()
+    }
+
+
 def _mask(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _mask(item) for key, item in value.items()}
@@ -392,6 +410,24 @@ def types_of(cls: Any) -> dict[str, Any]:
 def is_secret(cls: Any, name: str) -> bool:
     """The field is recorded nowhere in plain."""
     return name in _hidden(cls)
+
+
+@cache
+def _defaults(cls: Hashable) -> dict[str, Callable[[], Any]]:
+    """A function for each field that need not be given, which makes its default."""
+    from dataclasses import MISSING
+
+    found: dict[str, Callable[[], Any]] = {}
+    for item in _fields(cls):
+        if item.default_factory is not MISSING:
+            found[item.name] = item.default_factory
+        elif item.default is not MISSING:
+            found[item.name] = partial(_itself, item.default)
+    return found
+
+
+def _itself(value: A) -> A:
+    return value
 
 
 @cache

@@ -84,7 +84,9 @@ class LazyGroup(CliGroup):
 
             if args[0] in HABITS:
                 raise UsageError(f"no such command {args[0]!r}: {HABITS[args[0]]}") from None
-            near = difflib.get_close_matches(args[0], find_commands(), 1, cutoff=0.7)
+            # Swapped letters first: to difflib `lgo` is as near to `logout` as to `log`.
+            swapped = [name for name in find_commands() if sorted(name) == sorted(args[0])]
+            near = swapped or difflib.get_close_matches(args[0], find_commands(), 1)
             if not near:
                 raise
             raise click.UsageError(f"{exc.message.rstrip('.')}, did you mean {near[0]!r}?", ctx) from None

@@ -94,7 +94,7 @@ class ImageStore:
         try:
             return self.find(name)
         except NotFound:
-            shown, verb = (printable(name[:80].encode()), "build" if name in recipes.shipped() else "import")
+            shown, verb = (_shown(name[:80]), "build" if name in recipes.shipped() else "import")
             raise NotFound(
                 f"this daemon has no image {shown}, and your token may make none: ask the daemon's owner for "
                 f"`snapshotd image {verb} {shown}` there, or take one that `snapshotd image ls` lists"
@@ -122,7 +122,7 @@ class ImageStore:
             except (NotFound, Unsupported) as exc:  # no such image, or no engine
                 known = ", ".join(sorted({*recipes.shipped(), *(i.name for i in self.list() if i.name)}))
                 message = (
-                    f"there is no image {printable(name.encode())} here (known: {known}), and {exc.message}; "
+                    f"there is no image {_shown(name)} here (known: {known}), and {exc.message}; "
                     f"`snapshotd image import` also takes a folder or an archive"
                 )
                 raise NotFound(message) from exc
@@ -332,9 +332,14 @@ def _open_dir(path: Path) -> AbstractContextManager[int]:
 def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{printable(name.encode())!r} cannot be an image's name; use letters, digits, and `_.:/@-` after the first"
+            f"{_shown(name)!r} cannot be an image's name; use letters, digits, and `_.:/@-` after the first"
         )
     return name
+
+
+def _shown(name: str) -> str:
+    """A name that a user gave, which may be no Unicode."""
+    return printable(name.encode(errors="backslashreplace"))
 
 
 def _default_name(path: Path) -> str:

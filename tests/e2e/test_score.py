@@ -116,6 +116,7 @@ def test_a_row_without_a_score_says_why_and_the_rest_goes_on(snap: Snap, tries: 
     assert "is a number (exit code 0); its last line is 'five'" in found[2]["error"]
     assert "no-such-thing" in str(errors(tries[0], "--", "no-such-thing")[tries[0]])
     assert "command not found: no-such" in str(errors("--with", hidden, tries[0], "--", "no-such")[tries[0]])
+    assert "(exit code 127)" in str(errors(tries[0], "--", "sh", "-c", "no-such-thing")[tries[0]])
     stale = errors("--junit", "r.xml", tries[0], "--", "true")
     assert "there is no JUnit report at r.xml" in str(stale[tries[0]]), "one that the agent left is not read"
     bomb = "printf '<!DOCTYPE a [<!ENTITY b \"c\">]><a>&b;</a>' > r.xml"

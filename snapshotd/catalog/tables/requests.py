@@ -46,7 +46,7 @@ class RequestTable:
         row = self._db.read_one("SELECT digest, made, created_at_ns FROM requests WHERE key = ?", (request.key,))
         if row is None or row[2] < request.at_ns - KEPT_NS:
             return None
-        if row[0] != request.digest:
+        if row[0] not in (request.digest, *request.earlier):
             raise Conflict(
                 f"the idempotency key {request.key!r} belongs to another request, which was answered already; give each "
                 "request a key of its own, and repeat one with the same method, path and body"

@@ -7,7 +7,15 @@ import errno
 import logging
 import os
 
-from snapshotd.errors import NO_ROOM, InternalError, OutOfSpace, ServiceAwayError, SnapshotdError, Unavailable
+from snapshotd.errors import (
+    NO_ROOM,
+    InternalError,
+    OutOfSpace,
+    ServiceAwayError,
+    SnapshotdError,
+    Unavailable,
+    UsageError,
+)
 
 log = logging.getLogger("snapshotd.daemon")
 
@@ -42,6 +50,9 @@ def failure_of(exc: BaseException) -> SnapshotdError:
     if isinstance(exc, ServiceAwayError):
         log.warning("%s", exc)
         return Unavailable(str(exc))
+    if isinstance(exc, OSError) and exc.errno == errno.ENAMETOOLONG and isinstance(exc.filename, str | bytes):
+        # Only names of the request are as long; those of the state directory are the daemon's.
+        return UsageError(f"{os.fsdecode(exc.filename)[:60]!r}... is longer than a path can be; name a shorter one")
     if isinstance(exc, PermissionError):
         log.error("not permitted", exc_info=exc)
         return InternalError(f"{not_usable(exc)}; the traceback is in {_log_place}")

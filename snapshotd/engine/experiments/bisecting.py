@@ -120,7 +120,10 @@ def bisect(
         first = services.snapshots.get(request.good).id
         ids = [one.id for one in line]
         if first not in ids:
-            raise UsageError(f"the good snapshot {first[:12]} is no ancestor of the bad one {line[-1].id[:12]}")
+            raise UsageError(
+                f"the good snapshot {first[:12]} is no ancestor of the bad one {line[-1].id[:12]}, so no call between them broke "
+                f"anything: name a good one that `snapshotd log {line[-1].id[:12]}` lists, or one that it was forked from"
+            )
         line = line[ids.index(first) :]
     try:
         return _Search(services, request, attendance, on_tried, line).run()

@@ -26,7 +26,7 @@ from snapshotd.engine.experiments.parts import Services, full_disk_named
 from snapshotd.errors import Ambiguous, NotFound, SnapshotdError, UsageError
 from snapshotd.junit import REPORT_MAX_BYTES, JUnitCounts, count_tests
 from snapshotd.scores import REPORT_PATH, REPORT_VARIABLE, SCORER_PATH, ScoredRun, ranked
-from snapshotd.types import CallStatus
+from snapshotd.types import NO_ISOLATION, CallStatus
 
 _WINDOW_BYTES = 256 << 10
 """Bytes of the scorer's files that wait for a command to take them."""
@@ -35,7 +35,9 @@ _NUMBER_BYTES = 400
 """A longer line is no number: the expression takes the square of the length where digits end in something else."""
 _TAIL_BYTES = 64 << 10
 _SAID_CHARS = 300
-_IN_FORK = """
+_NOT_RUN = (126, 127)
+"""Exit codes of a shell that cannot run a program, and that finds none."""
+_IN_FORK = r"""
 mark=$1 where=${2:+${SNAPSHOTD_ROOT-}$2} report=$3 most=$4; shift 4
 case $report in /*) report=${SNAPSHOTD_ROOT-}$report ;; esac
 fail() { echo "$mark $1" >&2; exit 125; }
@@ -43,7 +45,11 @@ if [ -n "$where" ]; then
   said=$( { rm -rf -- "$where" && mkdir -p -- "$where" && tar -xf - -C "$where"; } 2>&1 ) ||
     fail "the scorer's files cannot be put at $where: $said"
 fi
-command -v "$1" >/dev/null || fail "command not found: $1"
+below=${SNAPSHOTD_ROOT:+"; without isolation the paths of a sandbox begin at \$SNAPSHOTD_ROOT (sh -c '\$SNAPSHOTD_ROOT/...')"}
+for word; do
+  case $word in /*) [ -e "$word" ] || [ ! -e "${SNAPSHOTD_ROOT-}$word" ] || fail "there is no $word$below" ;; esac
+done
+command -v "$1" >/dev/null || fail "command not found: $1$below"
 [ -n "$report" ] || exec "$@" </dev/null
 rm -rf -- "$report"
 "$@" </dev/null >&2
@@ -52,7 +58,8 @@ code=$?
 head -c "$most" < "$report"
 exit $code
 """
-"""Runs in the fork, which is below $SNAPSHOTD_ROOT if it is a plain folder. A report that is there before the run goes,
+"""Runs in the fork, which is below $SNAPSHOTD_ROOT if it is a plain folder; the command is told when it names a path as it is
+in other sandboxes. A report that is there before the run goes,
 since it tells of another one. With a report standard output is the report alone; a line that begins with the mark says
 why there is no score."""
 
@@ -79,7 +86,7 @@ class Scoring:
         where = "" if scorer.files is None else _normal(scorer.where or SCORER_PATH)
         report = scorer.report and _normal(scorer.report)
         argv = scorer.argv
-        if where or report is not None:
+        if where or report is not None or self._is_folder(snapshot):
             most = str(REPORT_MAX_BYTES + 1)
             argv = ("/bin/sh", "-c", _IN_FORK, "score", mark, where, report or "", most, *argv)
         env = {REPORT_VARIABLE: report or REPORT_PATH, **dict(scorer.env)}
@@ -104,10 +111,20 @@ class Scoring:
         if reason is not None:
             return ScoredRun(None, done.exit_code, seconds, error=reason)
         try:
+            if done.exit_code in _NOT_RUN and not scorer.number and report is None:
+                raise UsageError(
+                    f"a program of the command {scorer.argv[0]!r} is missing or cannot be run (exit code {done.exit_code})"
+                    f"{_last_of(kept['stderr'].lines)}"
+                )
             score, tests = self._read(done.exit_code, kept["stdout"])
         except UsageError as exc:
             return ScoredRun(None, done.exit_code, seconds, error=exc.message)
         return ScoredRun(score, done.exit_code, seconds, tests)
+
+    def _is_folder(self, snapshot: str) -> bool:
+        """The fork has no isolation, so an absolute path is one of this machine."""
+        line = self.services.snapshots.get(snapshot).trajectory
+        return self.services.snapshots.trajectory(line).spec.runtime == NO_ISOLATION
 
     def _read(self, exit_code: int, output: _Tail) -> tuple[float, JUnitCounts | None]:
         if self.scorer.report is not None:
@@ -175,8 +192,13 @@ def last_number(output: Sequence[bytes], exit_code: int) -> float:
     for line in reversed(lines):
         if len(line) <= _NUMBER_BYTES and _NUMBER.fullmatch(line) and math.isfinite(number := float(line)):
             return number
-    last = f"; its last line is {lines[-1].decode(errors='replace')[:_SAID_CHARS]!r}" if lines else ""
-    raise UsageError(f"no line of the command's output is a number (exit code {exit_code}){last}")
+    raise UsageError(f"no line of the command's output is a number (exit code {exit_code}){_last_of(lines)}")
+
+
+def _last_of(output: Sequence[bytes]) -> str:
+    """The last line that says something, as the end of an error."""
+    line = next((line.strip() for line in reversed(output) if line.strip()), b"")
+    return f"; its last line is {line.decode(errors='replace')[:_SAID_CHARS]!r}" if line else ""
 
 
 def check_scorer(scorer: Scorer) -> None:

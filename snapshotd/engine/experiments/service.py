@@ -3,6 +3,7 @@ experiments of a state directory, and the drivers of those that have not ended."
 
 from __future__ import annotations
 
+import base64
 import builtins
 import contextlib
 import hashlib
@@ -11,12 +12,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from snapshotd.api.experiments import Bisection, BisectRequest, CompareInfo, ScoreRequest, Tried
-from snapshotd.api.record import encode
+from snapshotd.api.record import ApiRecord, Json, encode, encode_given, without_defaults
 from snapshotd.api.trajectories import CreateRequest, ForkQueueRequest, QueuedFork, QueueInfo, SandboxFields
 from snapshotd.api.wire import check_ref
 from snapshotd.catalog.base import Catalog
@@ -138,15 +139,15 @@ class ExperimentService:
         name with another description, or its new sandbox's name belongs to another trajectory. `namespace_pid`: as
         `RunService.create`."""
         _check(request)
-        digest = _digest(request)
+        digests = _digests(request)
         with self._changing:
             known = None
             with contextlib.suppress(NotFound):
                 known = self._table.get(request.name)
             if known is None:
-                self._begin(request, digest, namespace_pid)
+                self._begin(request, digests, namespace_pid)
             else:
-                self._go_on(known, request, digest)
+                self._go_on(known, request, digests)
             return self.get(request.name)
 
     def list(self) -> builtins.list[ExperimentInfo]:
@@ -218,28 +219,29 @@ class ExperimentService:
         driver = self._driver(record.name)
         return info_of(record, self._table.branches(record.name)) if driver is None else driver.info()
 
-    def _begin(self, request: ExperimentRequest, digest: str, namespace_pid: int) -> None:
+    def _begin(self, request: ExperimentRequest, digests: Sequence[str], namespace_pid: int) -> None:
         # The same request has the same id, so that the sandbox is known which one that was cut off has made.
-        identity = ExperimentID(digest[: len(new_id())])
-        snapshot = self._source(request, identity, namespace_pid)
+        identity, snapshot = self._source(
+            request, [ExperimentID(one[: len(new_id())]) for one in digests], namespace_pid
+        )
         record = Experiment(
             id=identity,
             name=request.name,
             snapshot=snapshot.id,
             began_at_ns=time.time_ns(),
-            digest=digest,
+            digest=digests[0],
             description=self._describe(identity, snapshot.id, request),
         )
         branches = [ExperimentBranch(*at) for at in request.branches()]
         self._table.add(record, branches, files=request.scorer.files, request=present())
         self._drive(record)
 
-    def _go_on(self, known: Experiment, request: ExperimentRequest, digest: str) -> None:
+    def _go_on(self, known: Experiment, request: ExperimentRequest, digests: Sequence[str]) -> None:
         """Go on with an experiment that has the description of the request. Conflict: it has another description."""
         if known.description is None:
             same = {(one.label, one.run) for one in self._table.branches(known.name)} == set(request.branches())
         else:
-            same = known.digest == digest
+            same = known.digest in digests
         if not same:
             raise Conflict(
                 f"there is an experiment {known.name} with another description: give this one another `name`, or remove "
@@ -250,7 +252,7 @@ class ExperimentService:
             return
         # Its secrets, which the digest leaves out, may have other values now.
         described = self._describe(known.id, known.snapshot, request)
-        self._table.describe(known.name, digest, described, request.scorer.files)
+        self._table.describe(known.name, digests[0], described, request.scorer.files)
         if driver is not None:
             driver.set_variants(request.variants)
         else:
@@ -301,10 +303,14 @@ class ExperimentService:
         funnel = self._secrecy.apart(TrajectoryID(identity), _secrets_of(request))
         return funnel.conceal(_codec().dump_python(bare, mode="json"))
 
-    def _source(self, request: ExperimentRequest, identity: ExperimentID, namespace_pid: int) -> Snapshot:
-        """The snapshot that all branches begin at; of a new sandbox, its first."""
+    def _source(
+        self, request: ExperimentRequest, identities: Sequence[ExperimentID], namespace_pid: int
+    ) -> tuple[ExperimentID, Snapshot]:
+        """The experiment's id, and the snapshot that all branches begin at; of a new sandbox, its first. The id is the first
+        of `identities`, or that of them which the sandbox has already."""
+        identity = identities[0]
         if not isinstance(request.source, SandboxFields):
-            return self._services.snapshots.get(request.source)
+            return identity, self._services.snapshots.get(request.source)
         name = f"{request.name}.base"
         base = find_trajectory(self._services, name)
         if base is None:
@@ -312,10 +318,12 @@ class ExperimentService:
             with without_key():
                 wanted = CreateRequest(**{**vars(request.source), "name": name})
                 base, _ = self._services.runs.create(wanted, namespace_pid=namespace_pid, experiment=identity)
-        elif base.experiment != identity:
+        elif base.experiment is None or base.experiment not in identities:
             raise name_taken(name)
+        else:
+            identity = base.experiment
         self._services.runs.stop(base.id)
-        return self._services.snapshots.log(base.id)[0]
+        return identity, self._services.snapshots.log(base.id)[0]
 
 
 def _secrets_of(request: ExperimentRequest) -> Env:
@@ -333,17 +341,31 @@ def _codec() -> TypeAdapter[ExperimentRequest]:
     return TypeAdapter(ExperimentRequest)
 
 
-def _digest(request: ExperimentRequest) -> str:
-    """The digest by which the same description is known again. It leaves out secrets, because it is recorded, and the
-    times of the scorer's files."""
-    source = request.source
+def _digests(request: ExperimentRequest) -> tuple[str, ...]:
+    """The digest by which the same description is known again, and those that earlier versions made of it. They leave out
+    secrets, because they are recorded, and the times of the scorer's files.
+
+    Fields that have their defaults are left out, too, so that a later field changes no digest. In the earlier form they
+    have to be those of then: it must not get new ones."""
     bare = replace(
         request,
-        source=json.dumps(_without_secrets(source), default=encode) if isinstance(source, SandboxFields) else source,
+        source=_without_secrets(request.source) if isinstance(request.source, SandboxFields) else request.source,
         variants=tuple(replace(one, secrets=tuple((name, "") for name, _ in one.secrets)) for one in request.variants),
         scorer=replace(request.scorer, files=digest_files(request.scorer.files)),
     )
-    return hashlib.sha256(_codec().dump_json(bare)).hexdigest()
+    given = json.dumps(bare, default=_encode_given, sort_keys=True).encode()
+    if isinstance(bare.source, SandboxFields):
+        bare = replace(bare, source=json.dumps(bare.source, default=encode))
+    return tuple(hashlib.sha256(one).hexdigest() for one in (given, _codec().dump_json(bare)))
+
+
+def _encode_given(value: Any) -> Json | str:
+    """The JSON of a dataclass or of bytes, without what has its default."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, ApiRecord):
+        return encode_given(value)
+    return without_defaults(value, {item.name: getattr(value, item.name) for item in fields(value)})
 
 
 def _without_secrets(source: SandboxFields) -> SandboxFields:

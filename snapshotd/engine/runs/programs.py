@@ -54,6 +54,10 @@ def _key(folder: Path, namespace_pid: int) -> str:
     found = hashlib.sha256(b"program:" + os.fsencode(folder))
     count = 0
     try:
+        if os.path.samestat(os.fstat(fd), os.stat("/")):
+            raise UsageError(
+                f"the program's folder {folder} is the whole machine; name the folder that holds the program"
+            )
         for parent, directories, names, at in os.fwalk(".", dir_fd=fd):
             directories.sort()
             for name in sorted(names):
@@ -66,6 +70,11 @@ def _key(folder: Path, namespace_pid: int) -> str:
                 raise UsageError(f"the program's folder {folder} has more than {MOST_FILES} files; name a smaller one")
     except NotADirectoryError as exc:
         raise UsageError(f"{folder} is no folder; name the one that holds the program") from exc
+    except OSError as exc:
+        name = os.fsdecode(exc.filename or "a file")
+        raise UsageError(
+            f"the program's folder {folder} cannot be read: {name}: {exc.strerror}; leave it alone meanwhile, or name another"
+        ) from exc
     finally:
         os.close(fd)
     return found.hexdigest()

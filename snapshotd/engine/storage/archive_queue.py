@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from snapshotd.engine.context import Context
 from snapshotd.engine.storage import records
 from snapshotd.engine.storage.archiver import ArchivedTree, Archiver
-from snapshotd.errors import DataLoss, InternalError, NotFound, OutOfSpace, SnapshotdError
+from snapshotd.errors import DataLoss, InternalError, NotFound, OutOfSpace, SnapshotdError, Unavailable
 from snapshotd.failpoints import hit
 from snapshotd.layers.proof import FAILED
 from snapshotd.types import BlobID, ImageID, RecordID, Snapshot, SnapshotID, SnapshotState, TrajectoryID, TreeID, short
@@ -349,8 +349,8 @@ class _Batches:
             if below is None:
                 below = images[image.id] = self.archiver.archive_image(image.id)
             archived = self._archive_tree(snapshot, below, done)
-        except OutOfSpace:
-            raise
+        except (OutOfSpace, Unavailable):
+            raise  # no other snapshot can be stored either
         except SnapshotdError as exc:
             self._give_up(snapshot_id, exc)
             return

@@ -33,7 +33,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from snapshotd.errors import InternalError, OutOfSpace, SnapshotdError
+from snapshotd.errors import InternalError, OutOfSpace, ServiceAwayError, SnapshotdError, Unavailable
 from snapshotd.kernel import memory
 from snapshotd.repo.base import ObjectKind
 from snapshotd.repo.format import chunks, compress, encode
@@ -183,6 +183,8 @@ def _serve(writer: socket.socket, packer: Packer) -> None:
             answer = packer.flush() if "flush" in request else packer.files(fds, request)
         except OutOfSpace as exc:
             _fail(writer, exc)
+        except ServiceAwayError as exc:
+            _fail(writer, Unavailable(str(exc)))
         except (SnapshotdError, OSError) as exc:
             _fail(writer, InternalError(f"a process that makes packs cannot go on: {exc}"))
         finally:

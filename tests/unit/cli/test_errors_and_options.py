@@ -34,7 +34,10 @@ ROOT = Path(__file__).resolve().parents[3]
     [
         (["nope"], 2, "no such command"),
         (["frok"], 2, "did you mean 'fork'?; `snapshotd --help`"),
+        (["lgo"], 2, "did you mean 'log'?; `snapshotd --help`"),
+        (["token", "craete"], 2, "Did you mean 'create'?"),
         (["ls", "--nope"], 2, "--nope"),
+        (["log", "--jsno", "x"], 2, "Did you mean '--json'?"),
         (["log"], 2, "missing argument"),
         (["log", "nobody"], 4, "nobody"),
         (["log", "../etc"], 4, "letters, digits"),

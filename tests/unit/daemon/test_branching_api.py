@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import re
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,37 @@ def test_rows_come_as_they_end_and_the_ranks_last(daemon: Daemon) -> None:
     rows = [(row["ref"], row["rank"], row["score"], row["passes"], row["pass_at"]) for row in result["rows"]]
     assert rows == [("box", 1, 1.0, 2, {"1": 1.0, "2": 1.0}), ("nobody", None, None, 0, {"1": 0.0})]
     assert "nobody" in result["rows"][1]["error"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["no-such"], r"command not found: no-such; without isolation .* begin at \$SNAPSHOTD_ROOT"),
+        (["/workspace/check"], r"there is no /workspace/check; without isolation .* begin at \$SNAPSHOTD_ROOT"),
+        (["sh", "/workspace/check"], r"there is no /workspace/check; without isolation"),
+        (["sh", "-c", "no-such"], r"program of the command 'sh' is missing .*\(exit code 127\); .*no-such.*not found"),
+        (["sh", "-c", '"$SNAPSHOTD_ROOT/workspace/check"'], r"cannot be run \(exit code 126\)"),
+    ],
+)
+def test_a_program_that_is_not_there_is_no_score_of_0(daemon: Daemon, argv: list[str], said: str) -> None:
+    daemon.client.create(name="box")
+    daemon.client.exec("box", ["sh", "-c", 'echo exit 0 > "$SNAPSHOTD_ROOT/workspace/check"'])
+    (run,) = lines(daemon, "POST", "/score", {"refs": ["box"], "argv": argv})[-1]["rows"][0]["runs"]
+    assert run["score"] is None
+    assert re.search(said, run["error"])
+
+
+def test_a_path_of_this_machine_is_one_without_isolation(daemon: Daemon) -> None:
+    daemon.client.create(name="box")
+    (row,) = lines(daemon, "POST", "/score", {"refs": ["box"], "argv": ["ls", "/bin/sh", "/nowhere"]})[-1]["rows"]
+    assert (row["score"], row["error"]) == (0.0, None), "it is nowhere, so the command says so itself"
+
+
+def test_the_good_end_of_a_bisection_is_an_ancestor(daemon: Daemon) -> None:
+    _, other = daemon.client.create(name="other")
+    _, first = daemon.client.create(name="box")
+    with pytest.raises(UsageError, match=f"name a good one that `snapshotd log {first.id[:12]}` lists"):
+        lines(daemon, "POST", "/bisect", {"ref": "box", "good": other.id, "argv": ["true"]})
 
 
 def test_files_of_a_scorer_are_bounded(daemon: Daemon) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from snapshotd.api.trajectories import CreateRequest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.base import Forked, Variant
 from snapshotd.engine.engine import Engine
+from snapshotd.engine.experiments import service
 from snapshotd.engine.experiments.base import ExperimentRequest, Scorer
 from snapshotd.engine.experiments.service import ExperimentService
 from snapshotd.engine.secrecy import Secrecy
 from snapshotd.errors import Conflict, OutOfSpace
-from snapshotd.scores import ExperimentInfo
+from snapshotd.scores import STOPPED, ExperimentInfo
 from snapshotd.secrets.vault import Vault
 from snapshotd.types import SnapshotID, TrajectoryStatus
 from tests.mind_rig import clear
@@ -99,6 +101,30 @@ def test_one_that_was_cut_off_goes_on_with_the_sandbox_that_it_made(
     assert bench.names() == ["way.a.0", "way.base"]
     bench.experiments.remove("way")
     assert bench.names() == []
+
+
+def test_one_of_an_earlier_version_goes_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was stopped, or cut off before it was recorded, and its sandbox is known by the digest of then."""
+    digests = service._digests
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "_digests", lambda request: digests(request)[1:])
+        bench.create(PLAIN, Variant("a"))
+        bench.experiments.stop("way")
+        before = bench.experiments._table.get("way")
+    bench.experiments._table.set_ended("way", STOPPED)
+    with pytest.raises(Conflict, match="another description"):
+        bench.create(PLAIN, Variant("a"), repeat=2)
+    with pytest.raises(Conflict, match="another description"):
+        bench.create(replace(PLAIN, env={"A": "1"}), Variant("a"))
+    info = bench.run(PLAIN, "a")
+    assert (info.ended, bench.experiments._table.get("way").id) == ("all branches have ended", before.id)
+    assert bench.experiments._table.get("way").digest != before.digest, "it has the digest of this version from now on"
+    bench.experiments._table.remove("way")
+    for line in bench.engine.snapshots.trajectories():
+        if line.name == "way.a.0":
+            bench.engine.runs.remove(line.id)
+    assert [one.score for one in bench.run(PLAIN, "a").branches] == [1.0]
+    assert bench.experiments._table.get("way").id == before.id, "it goes on with the sandbox that was there"
 
 
 def test_nothing_is_removed_when_another_was_forked_from_a_branch(bench: Bench) -> None:

@@ -18,10 +18,10 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.storage import archive_queue
 from snapshotd.engine.storage.archive_queue import Archive
 from snapshotd.engine.storage.archiver import Archiver
-from snapshotd.errors import InternalError
+from snapshotd.errors import InternalError, Unavailable
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.spool import Spool
-from snapshotd.types import SnapshotState
+from snapshotd.types import ImageID, SnapshotState, TreeID
 from tests.records import begin, make_image
 from tests.storage_rig import wait_until
 
@@ -95,3 +95,20 @@ def test_who_waits_has_it_tried_again(rig: Rig) -> None:
         rig.archive.wait()
     rig.archive.wait()
     assert rig.stored()
+
+
+def test_a_bucket_that_does_not_answer_sets_no_snapshot_aside(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the same for all, so the batch waits, and is tried again."""
+    archive_image, tries = rig.archiver.archive_image, list[str]()
+
+    def away(image: ImageID) -> TreeID:
+        tries.append(image)
+        if len(tries) < 6:  # more often than a snapshot is tried before it is set aside
+            raise Unavailable("the bucket does not answer")
+        return archive_image(image)
+
+    rig.die(0)
+    monkeypatch.setattr(rig.archiver, "archive_image", away)
+    rig.archive.start(lambda: None)
+    wait_until(rig.stored, "the snapshot is stored")
+    assert (len(tries), dict(rig.archive._batches.stuck)) == (6, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import select
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 
 from snapshotd.daemon.children import StatePlaces
-from snapshotd.errors import InternalError
+from snapshotd.errors import InternalError, ServiceAwayError, Unavailable
 from snapshotd.kernel import processes
 from snapshotd.kernel.processes import stat_fields
 from snapshotd.repo.base import PlainFile, Roots, Tree, TreeEntry
@@ -33,6 +34,7 @@ from snapshotd.store.local import LocalStore
 from snapshotd.trees import archive
 from snapshotd.types import BlobID, Kind, TreeID
 from tests import forked
+from tests.faulty_store import FaultyStore
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -330,6 +332,30 @@ def test_a_disk_that_fails_in_one_of_them_ends_the_writer(tmp_path: Path, monkey
     rig.writer.flush()
     assert not any(rig.writer.contains(one) for one in rig.ids(contents))
     rig.healthy()
+
+
+def test_a_bucket_that_does_not_answer_one_of_them_is_unavailable(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(operation: str, _key: str) -> None:
+        if operation == "put":
+            raise ServiceAwayError("the bucket does not answer")
+
+    def fail(_: socket.socket, error: Exception) -> None:
+        raise error
+
+    monkeypatch.setattr(packer, "_fail", fail)
+    key = load_key(rig.places.repo_dir)
+    reader = PackReader(FaultyStore(rig.store, gone), rig.places.repo_dir / "index.db", key)
+    files = [[file.name.hex(), file.inode, file.size] for file in rig.listed(*rig.some(1))]
+    fd = os.open(rig.folder, os.O_RDONLY | os.O_DIRECTORY)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        request = {"device": os.fstat(fd).st_dev, "folders": [files]}
+        socket.send_fds(ours, [json.dumps(request).encode()], [fd])
+        os.close(fd)
+        ours.send(b'{"flush": true}')
+        with pytest.raises(Unavailable, match="the bucket does not answer"):
+            packer._serve(theirs, packer.Packer(reader))
+    reader.close()
 
 
 def test_one_that_nobody_asks_ends_unless_it_holds_something(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from snapshotd.api.operations import Operation
-from snapshotd.api.record import encode_masked
+from snapshotd.api.record import Json, encode_given, encode_masked
 from snapshotd.api.service import ErrorAnswer
 from snapshotd.api.wire import API_PREFIX, KEY_HEADER, RECALL_HEADER, check_ref
 from snapshotd.catalog.base import as_tenant, present_tenant
@@ -252,10 +252,15 @@ class Named:
                     f"a request can be recalled only under its {KEY_HEADER}; send the one that it was sent with"
                 )
             return None
-        said = json.dumps([self.target, *body], sort_keys=True, default=encode_masked)
+
+        def digest(form: Callable[[Any], Json]) -> str:
+            said = json.dumps([self.target, *body], sort_keys=True, default=form)
+            return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+
         # A tenant meets no key of another: it could learn that a request was made.
         key = " ".join(filter(None, (present_tenant(), self.key)))
-        return RequestKey(key, hashlib.blake2b(said.encode(), digest_size=16).hexdigest(), time.time_ns())
+        # Earlier versions had the defaults in the digest. A key is kept for a day.
+        return RequestKey(key, digest(encode_given), time.time_ns(), (digest(encode_masked),))
 
 
 async def _named(
