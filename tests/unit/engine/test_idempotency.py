@@ -188,6 +188,6 @@ def test_a_fork_makes_calls_of_its_own(rig: Rig) -> None:
 def test_what_has_no_program_is_not_taken_over(rig: Rig) -> None:
     """It stays with the node that has it."""
     resumes = Resumes(rig.context, MagicMock())
+    rig.context.ownership.take_over.side_effect = AssertionError("it is taken over")
     with pytest.raises(UsageError, match="no program that could be resumed"):
         resumes.resume(replace(rig.trajectory, agent=None), ())
-    rig.context.ownership.take_over.assert_called_once()  # by the rig's own resume
