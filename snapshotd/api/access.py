@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
+from snapshotd.api.operation import ADMIN, Operation, Scope
 from snapshotd.api.record import ApiRecord, Bounds, Request, Secret, field, record
 
-Scope = Literal["read", "run", "approve", "admin"]
 EXPIRY_MAX_S = 10 * 366 * 86400.0
 AUDIT_MAX = 100_000
 
@@ -65,3 +65,9 @@ class AuditInfo(ApiRecord):
     """Method and path of the request."""
     status: str
     """HTTP status of the answer."""
+
+
+TOKENS = Operation("GET", "/tokens", list[TokenInfo], ADMIN, "access")
+CREATE_TOKEN = Operation("POST", "/tokens", CreatedTokenInfo, ADMIN, "access", body=CreateTokenRequest, status=201)
+REVOKE_TOKEN = Operation[None]("DELETE", "/tokens/{token}", None, ADMIN, "access")
+AUDIT = Operation("GET", "/audit", list[AuditInfo], ADMIN, "access")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from snapshotd.api.history import NAME_MAX
+from snapshotd.api.operation import APPROVE, READ, RUN, Operation
 from snapshotd.api.record import ApiRecord, Bounds, OneOf, Request, record, unset
 from snapshotd.api.snapshots import ChangeInfo
 from snapshotd.api.trajectories import TrajectoryInfo
-from snapshotd.api.wire import TTL_MAX_S
+from snapshotd.api.wire import LINES, TTL_MAX_S
 
 SideEffect = Annotated[str, OneOf("local", "idempotent", "irreversible")]
 
@@ -89,3 +90,21 @@ class DenyRequest(Request):
 class ApproveRequest(DenyRequest):
     arguments: Any = unset()
     """Run it with these instead; leave them out to run it as asked."""
+
+
+APPROVALS = Operation("GET", "/approvals", list[ApprovalInfo], READ, "approvals", by="approvals.list", own=True)
+ASK = Operation[ApprovalInfo | None](
+    "POST",
+    "/approvals",
+    ApprovalInfo | None,  # type: ignore[arg-type]  # a union is no class
+    RUN,
+    "approvals",
+    body=AskRequest,
+    once=True,  # the call's name makes it the same question
+)
+APPROVAL = Operation("GET", "/approvals/{approval}", ApprovalView, READ, "approvals")
+APPROVE_CALL = Operation(
+    "POST", "/approvals/{approval}/approve", ApprovalInfo, APPROVE, "approvals", body=ApproveRequest
+)
+DENY_CALL = Operation("POST", "/approvals/{approval}/deny", ApprovalInfo, APPROVE, "approvals", body=DenyRequest)
+WATCH = Operation[Any]("GET", "/watch", LINES, READ, "approvals")

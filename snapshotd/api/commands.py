@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, TypedDict
+from typing import Annotated, Any, TypedDict
 
+from snapshotd.api.operation import READ, RUN, Operation
 from snapshotd.api.record import ApiRecord, Bounds, OneOf, Request, field, record
 from snapshotd.api.snapshots import SnapshotInfo, Tool
 from snapshotd.api.trajectories import Idle
-from snapshotd.api.wire import STDIN_WINDOW_BYTES, TIMEOUT_MAX_S
+from snapshotd.api.wire import LINES, STDIN_WINDOW_BYTES, TIMEOUT_MAX_S
 from snapshotd.terms import READY_TIMEOUT_MAX_S, READY_TIMEOUT_S, RESTARTS_MAX
 
 
@@ -154,3 +155,24 @@ class CommandInfo(ApiRecord):
     """How often the service was started again in this sandbox."""
     port: int | None = None
     """The port that the service has declared."""
+
+
+EXEC = Operation[Any]("POST", "/trajectories/{ref}/exec", LINES, RUN, "runs", body=ExecRequest, once=True)
+EXEC_ATTENDED = Operation[Any]("POST", "/trajectories/{ref}/exec/attended", LINES, RUN, "runs", body=LINES, once=True)
+EXEC_SNAPSHOT = Operation[Any]("POST", "/snapshots/{ref}/exec", LINES, RUN, "runs", body=ExecRequest)
+EXEC_SNAPSHOT_ATTENDED = Operation[Any]("POST", "/snapshots/{ref}/exec/attended", LINES, RUN, "runs", body=LINES)
+START_COMMAND = Operation(
+    "POST", "/trajectories/{ref}/commands", CommandInfo, RUN, "runs", body=BackgroundRequest, once=True, status=201
+)
+COMMANDS = Operation("GET", "/trajectories/{ref}/commands", list[CommandInfo], READ, "runs", by="runs")
+COMMAND = Operation("GET", "/trajectories/{ref}/commands/{command}", CommandInfo, READ, "runs", by="runs")
+COMMAND_EVENTS = Operation[Any]("GET", "/trajectories/{ref}/commands/{command}/events", LINES, READ, "runs")
+SIGNAL_COMMAND = Operation(
+    "POST", "/trajectories/{ref}/commands/{command}/signal", CommandInfo, RUN, "runs", body=SignalRequest, by="runs"
+)
+REMOVE_SERVICE = Operation(
+    "DELETE", "/trajectories/{ref}/services/{name}", SnapshotInfo, RUN, "runs", once=True, by="runs"
+)
+WRITE_COMMAND = Operation(
+    "POST", "/trajectories/{ref}/commands/{command}/stdin", InputInfo, RUN, "runs", body=InputRequest
+)

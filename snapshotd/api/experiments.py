@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+from snapshotd.api.operation import READ, RUN, Operation
 from snapshotd.api.record import ApiRecord, Bounds, Request, field, record
 from snapshotd.api.snapshots import ChangeInfo, SnapshotInfo
 from snapshotd.api.trajectories import SandboxFields, VariantFields
-from snapshotd.api.wire import PARALLEL_MAX, QUEUE_MAX, REPEAT_MAX, TIMEOUT_MAX_S
+from snapshotd.api.wire import LINES, PARALLEL_MAX, QUEUE_MAX, REPEAT_MAX, TIMEOUT_MAX_S
 
 Difference = Literal["same", "arguments", "outcome", "left", "right"]
 """How two aligned calls differ. `left`, `right`: only the first, or only the second side has the call."""
@@ -286,3 +287,20 @@ class ExperimentState(ApiRecord):
     variants: tuple[RankedVariant, ...]
     """The variants, the highest mean first."""
     branches: tuple[ExperimentBranchInfo, ...]
+
+
+COMPARE = Operation("POST", "/compare", CompareInfo, READ, "branching", body=CompareRequest, by="experiments")
+SCORE = Operation[Any]("POST", "/score", LINES, RUN, "branching", body=ScoreRequest)
+BISECT = Operation[Any]("POST", "/bisect", LINES, RUN, "branching", body=BisectRequest)
+CREATE_EXPERIMENT = Operation(
+    "POST", "/experiments", ExperimentState, RUN, "branching", body=ExperimentRequest, once=True, status=201
+)
+EXPERIMENTS = Operation("GET", "/experiments", list[ExperimentState], READ, "branching", by="experiments.list")
+EXPERIMENT = Operation("GET", "/experiments/{experiment}", ExperimentState, READ, "branching", by="experiments.get")
+EXPERIMENT_EVENTS = Operation[Any]("GET", "/experiments/{experiment}/events", LINES, READ, "branching")
+STOP_EXPERIMENT = Operation(
+    "POST", "/experiments/{experiment}/stop", ExperimentState, RUN, "branching", by="experiments.stop"
+)
+REMOVE_EXPERIMENT = Operation[None](
+    "DELETE", "/experiments/{experiment}", None, RUN, "branching", by="experiments.remove"
+)

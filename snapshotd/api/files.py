@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from snapshotd.api.operation import READ, RUN, Operation
 from snapshotd.api.record import ApiRecord, Base64Text, FullPath, Request, record
 from snapshotd.api.snapshots import SnapshotInfo
+from snapshotd.api.wire import BYTES, FRAMES, LINES
 
 
 @record(frozen=True)
@@ -64,3 +68,20 @@ class RenameFileRequest(Request):
     """Path in the sandbox, from its root, as base64 of its bytes."""
     to_b64: str
     """The new one, in the same form."""
+
+
+READ_FILE = Operation[Any]("GET", "/files/{ref}/content", BYTES, READ, "files", by="files.read")
+STAT_FILE = Operation("GET", "/files/{ref}/stat", FileInfo, READ, "files", by="files.stat")
+LIST_FILES = Operation[Any]("GET", "/files/{ref}/list", LINES, READ, "files")
+READ_ARCHIVE = Operation[Any]("GET", "/files/{ref}/archive", FRAMES, READ, "files")
+WRITE_FILE = Operation[Any]("POST", "/files/{ref}/content", LINES, RUN, "files", body=BYTES, once=True)
+WRITE_ARCHIVE = Operation[Any]("POST", "/files/{ref}/archive", LINES, RUN, "files", body=BYTES, once=True)
+MAKE_DIR = Operation(
+    "POST", "/files/{ref}/make_dir", SnapshotInfo, RUN, "files", body=MakeDirRequest, once=True, by="files"
+)
+REMOVE_FILE = Operation(
+    "POST", "/files/{ref}/remove", SnapshotInfo, RUN, "files", body=RemoveFileRequest, once=True, by="files.remove"
+)
+RENAME_FILE = Operation(
+    "POST", "/files/{ref}/rename", SnapshotInfo, RUN, "files", body=RenameFileRequest, once=True, by="files.rename"
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from snapshotd.api.operation import READ, Operation
 from snapshotd.api.record import ApiRecord, OneOf, record
 
 FIND_MAX = 200
@@ -47,3 +48,6 @@ class FindInfo(ApiRecord):
     """Where the next hits begin, for `before`; null: these are all."""
     waiting: int
     """Number of snapshots that are not in the index yet."""
+
+
+FIND = Operation("GET", "/find", FindInfo, READ, "trajectories", by="find")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from snapshotd.api.operation import ADMIN, RUN, Operation
 from snapshotd.api.record import ApiRecord, Bounds, Request, record
+from snapshotd.api.service import NodeStats
 from snapshotd.api.wire import FORK_MAX
 
 NODE_MAX = 63
@@ -71,3 +73,14 @@ class ReservationInfo(ApiRecord):
 class EndReservationRequest(Request):
     node: _Node
     reservation: Annotated[str, Bounds(min_length=1, max_length=64, pattern=r"^[0-9a-f]+$")]
+
+
+FLEET_NODES = Operation("GET", "/fleet/nodes", list[FleetNodeInfo], RUN, "fleet", by="fleet")
+FLEET_SNAPSHOT = Operation("GET", "/fleet/snapshots/{ref}", FleetSnapshotInfo, RUN, "fleet", by="fleet")
+FLEET_STATUS = Operation("GET", "/fleet/status", list[NodeStats], ADMIN, "fleet", by="fleet")
+DRAIN_NODE = Operation[None]("POST", "/fleet/drain", None, ADMIN, "fleet", body=DrainRequest, by="fleet")
+FORGET_NODE = Operation[None]("POST", "/fleet/forget", None, ADMIN, "fleet", body=ForgetRequest, by="fleet")
+RESERVE = Operation("POST", "/fleet/reservations", ReservationInfo, RUN, "fleet", body=ReserveRequest, by="fleet")
+END_RESERVATION = Operation[None](
+    "POST", "/fleet/reservations/end", None, RUN, "fleet", body=EndReservationRequest, by="fleet"
+)

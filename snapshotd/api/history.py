@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
+from snapshotd.api.operation import READ, RUN, Operation
 from snapshotd.api.record import ApiRecord, Bounds, Json, OneOf, RelativePath, Request, field, record, unset
 from snapshotd.api.snapshots import CallStatus, ChangeInfo, MessageInfo, SnapshotInfo
+from snapshotd.api.wire import LINES, LIST_MAX, PREVIEW_FILES
 
 ITEMS_MAX = 10_000
 NAME_MAX = 1024
@@ -106,6 +108,14 @@ class ResumeRequest(Request):
     decisions: Annotated[tuple[DecisionFields, ...], Bounds(max_length=ITEMS_MAX)] = ()
 
 
+class RewindOptions(TypedDict, total=False):
+    """The keywords by which the client takes a `RewindRequest`."""
+
+    mode: RewindMode
+    compensate: bool
+    session: str | None
+
+
 @record(frozen=True)
 class RewindRequest(Request):
     to: str
@@ -119,6 +129,32 @@ class RewindRequest(Request):
     one only."""
 
 
+class RewindPreviewOptions(TypedDict, total=False):
+    """The keywords by which the client takes a `RewindQuery`."""
+
+    mode: RewindMode
+    max_files: int
+    session: str | None
+
+
+@record(frozen=True)
+class RewindQuery(Request):
+    to: str
+    mode: RewindMode = "both"
+    max_files: Annotated[int, Bounds(ge=0, le=LIST_MAX)] = PREVIEW_FILES
+    """At most so many changed files are listed."""
+    session: Annotated[str, Bounds(min_length=1, max_length=256)] | None = None
+    """As in the request that rewinds."""
+
+
+class PromoteOptions(TypedDict, total=False):
+    """The keywords by which the client takes a `PromoteRequest`."""
+
+    into: str | None
+    leave_behind: bool
+    compensate: bool
+
+
 @record(frozen=True)
 class PromoteRequest(Request):
     into: str | None = None
@@ -127,6 +163,13 @@ class PromoteRequest(Request):
     """Also if that one has taken steps since the fork."""
     compensate: bool = False
     """The same, and run the compensations of the irreversible calls among them first."""
+
+
+class RetryOptions(TypedDict, total=False):
+    """The keywords by which the client takes a `RetryRequest`."""
+
+    compensate: bool
+    resume: bool
 
 
 @record(frozen=True)
@@ -239,3 +282,26 @@ class EditRequest(EditFields):
     """Name of the new trajectory."""
     resume: bool = False
     """Let the program go on from there."""
+
+
+JOURNAL = Operation[Any]("GET", "/snapshots/{ref}/journal", LINES, READ, "history")
+STATE = Operation[Json]("GET", "/snapshots/{ref}/state", dict[str, Any], READ, "history", by="journal")
+TASKS = Operation("GET", "/snapshots/{ref}/tasks", list[TaskInfo], READ, "history", by="journal")
+PREVIEW_REWIND = Operation(
+    "GET", "/trajectories/{ref}/rewind", RewindPreview, READ, "history", query=RewindQuery, by="branching"
+)
+REWIND = Operation(
+    "POST", "/trajectories/{ref}/rewind", SnapshotInfo, RUN, "history", body=RewindRequest, once=True, by="branching"
+)
+UNDO = Operation("POST", "/trajectories/{ref}/undo", SnapshotInfo, RUN, "history", once=True, by="branching")
+PROMOTE = Operation(
+    "POST", "/trajectories/{ref}/promote", SnapshotInfo, RUN, "history", body=PromoteRequest, once=True, by="branching"
+)
+MERGE = Operation("POST", "/trajectories/{ref}/merge", MergeInfo, RUN, "history", body=MergeRequest, once=True)
+RETRY = Operation(
+    "POST", "/trajectories/{ref}/retry", SnapshotInfo, RUN, "history", body=RetryRequest, once=True, by="branching"
+)
+EFFECTS = Operation("GET", "/trajectories/{ref}/effects", list[EffectInfo], READ, "history", by="branching")
+COMPENSATE = Operation(
+    "POST", "/trajectories/{ref}/compensate", list[EffectInfo], RUN, "history", body=CompensateRequest, by="branching"
+)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
-from snapshotd.api.record import ApiRecord, Base64Bytes, OneOf, Request, SandboxPath, record
+from snapshotd.api.operation import ADMIN, READ, RUN, Operation
+from snapshotd.api.record import ApiRecord, Base64Bytes, Bounds, OneOf, Request, SandboxPath, record
+from snapshotd.api.wire import BYTES, LINES, LOG_MAX
 
 CallStatus = Annotated[str, OneOf("done", "failed", "interrupted", "timed-out", "unknown")]
 OutputName = Annotated[str, OneOf("stdout", "stderr", "output")]
@@ -199,6 +201,18 @@ class SnapshotRequest(Request):
     """Answer with the head if no file was written since."""
 
 
+class LogOptions(TypedDict, total=False):
+    """The keywords by which the client takes a `LogQuery`, besides `last`."""
+
+    before: int | None
+
+
+@record(frozen=True)
+class LogQuery(Request):
+    last: Annotated[int, Bounds(ge=1, le=LOG_MAX)] | None = None
+    before: Annotated[int, Bounds(ge=0, le=LOG_MAX)] | None = None
+
+
 @record(frozen=True)
 class TagRequest(Request):
     ref: str
@@ -210,3 +224,20 @@ class TagRequest(Request):
 class TaggedInfo(ApiRecord):
     snapshot: str
     name: str
+
+
+TAKE_SNAPSHOT = Operation(
+    "POST", "/trajectories/{ref}/snapshot", SnapshotInfo, RUN, "runs", body=SnapshotRequest, once=True, by="runs"
+)
+LOG = Operation("GET", "/trajectories/{ref}/log", list[SnapshotInfo], READ, "trajectories", query=LogQuery)
+ALL_SNAPSHOTS = Operation("GET", "/snapshots", list[SnapshotInfo], READ, "snapshots", by="snapshots.all", own=True)
+SNAPSHOT = Operation("GET", "/snapshots/{ref}", SnapshotInfo, READ, "snapshots")
+CONVERSATION = Operation("GET", "/snapshots/{ref}/conversation", list[MessageInfo], READ, "snapshots", by="journal")
+OUTPUT = Operation[Any]("GET", "/snapshots/{ref}/output/{which}", BYTES, READ, "snapshots")
+CAT = Operation[Any]("GET", "/snapshots/{ref}/file", BYTES, READ, "snapshots", by="snapshots")
+FILE_STATUS = Operation("GET", "/snapshots/{ref}/status", FileStatus, READ, "snapshots", by="snapshots.lstat")
+RESTORE = Operation("POST", "/snapshots/{ref}/restore", RestoreInfo, ADMIN, "snapshots", body=RestoreRequest)
+DIFF = Operation[Any]("GET", "/diff", LINES, READ, "snapshots")
+PATCH = Operation[Any]("GET", "/patch", LINES, READ, "snapshots")
+TAG = Operation("PUT", "/tags/{name}", TaggedInfo, RUN, "snapshots", body=TagRequest, once=True)
+UNTAG = Operation[None]("DELETE", "/tags/{name}", None, RUN, "snapshots", by="snapshots")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
+from snapshotd.api.operation import ADMIN, READ, RUN, Operation
 from snapshotd.api.record import ApiRecord, Bounds, Request, SandboxPath, field, record
 from snapshotd.api.trajectories import LimitsRequest, TrajectoryInfo
+from snapshotd.api.wire import BYTES, FRAMES, LINES
 from snapshotd.terms import PRUNE_GRACE_S, SECONDS_MOST
 
 COUNT_MAX = 1 << 53
@@ -169,3 +171,21 @@ class ImageRequest(Request):
     source: Annotated[str, Bounds(min_length=1)]
     """Recipe folder or shipped recipe; for an import: path or Docker image name."""
     name: str | None = None
+
+
+IMAGES = Operation("GET", "/images", list[ImageInfo], READ, "images")
+ENSURE_IMAGE = Operation[Any]("POST", "/images/ensure", LINES, RUN, "images", body=EnsureImageRequest)
+BUILD_IMAGE = Operation[Any]("POST", "/images/build", LINES, ADMIN, "images", body=ImageRequest)
+IMPORT_IMAGE = Operation[Any]("POST", "/images/import", LINES, ADMIN, "images", body=ImageRequest)
+REMOVE_IMAGE = Operation[None]("DELETE", "/images/{ref:path}", None, ADMIN, "images", by="images.remove")
+USAGE = Operation("GET", "/usage", UsageInfo, ADMIN, "storage", by="storage")
+POLICY = Operation("GET", "/policy", Policy, READ, "storage")
+SET_POLICY = Operation("PUT", "/policy", Policy, ADMIN, "storage", body=Policy)
+CLEAR_POLICY = Operation[None]("DELETE", "/policy", None, ADMIN, "storage")
+PRUNE = Operation[Any]("POST", "/prune", LINES, ADMIN, "storage", body=PruneRequest)
+CHECK = Operation[Any]("POST", "/check", LINES, ADMIN, "storage", body=CheckRequest)
+REPAIR = Operation[Any]("POST", "/repair", LINES, ADMIN, "storage")
+EXPORT = Operation[Any]("GET", "/snapshots/{ref}/export", FRAMES, READ, "storage")
+IMPORT_BUNDLE = Operation[Any]("POST", "/import", LINES, ADMIN, "storage", body=BYTES)
+MOUNT = Operation[None]("POST", "/mount", None, ADMIN, "storage", body=MountRequest)
+UNMOUNT = Operation[None]("POST", "/umount", None, ADMIN, "storage", body=MountRequest)

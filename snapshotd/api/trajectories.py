@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
-from snapshotd.api.history import EditFields
+from snapshotd.api.history import EditFields, EditRequest, ResumeRequest
+from snapshotd.api.operation import READ, RUN, Operation
 from snapshotd.api.record import UNSET, ApiRecord, Bounds, OneOf, Request, Secret, field, record, unset
 from snapshotd.api.snapshots import ModelUseInfo, SnapshotInfo
-from snapshotd.api.wire import FORK_MAX, PROVIDER_URLS, QUEUE_MAX, TIMEOUT_MAX_S
+from snapshotd.api.wire import BYTES, FORK_MAX, FRAMES, LINES, PROVIDER_URLS, QUEUE_MAX, TIMEOUT_MAX_S
 from snapshotd.terms import DEFAULT_TENANT, MOST_RULES, NETWORK_MAX, SERVICES_MAX_BYTES
 
 Network = Annotated[str, Bounds(max_length=NETWORK_MAX)]
@@ -358,3 +359,26 @@ class QueueInfo(ApiRecord):
     def failed(self) -> tuple[QueuedFork, ...]:
         """The children that did not start, or whose program did not run to its end."""
         return tuple(child for child in self.children if child.error is not None)
+
+
+CREATE = Operation("POST", "/sandboxes", CreatedInfo, RUN, "runs", body=CreateRequest, once=True, status=201)
+SANDBOXES = Operation("GET", "/sandboxes", list[SandboxInfo], READ, "runs", by="runs", own=True)
+RUN_AGENT = Operation("POST", "/runs", TrajectoryInfo, RUN, "runs", body=RunAgentRequest, once=True, status=201)
+STOP = Operation("POST", "/trajectories/{ref}/stop", TrajectoryInfo, RUN, "runs", by="runs")
+KEEP_ALIVE = Operation[None]("POST", "/keep_alive", None, RUN, "runs", body=KeepAliveRequest, by="runs")
+EVENTS = Operation[Any]("GET", "/trajectories/{ref}/events", LINES, READ, "runs")
+CONNECT = Operation[Any]("POST", "/trajectories/{ref}/ports/{port}", FRAMES, RUN, "runs", body=BYTES)
+NETWORK = Operation("GET", "/trajectories/{ref}/network", NetworkInfo, READ, "runs", by="runs")
+CHANGE_NETWORK = Operation(
+    "PUT", "/trajectories/{ref}/network", NetworkInfo, RUN, "runs", body=NetworkRequest, by="runs"
+)
+FORK = Operation("POST", "/snapshots/{ref}/fork", ForkInfo, RUN, "runs", body=ForkRequest, once=True, status=201)
+FORK_QUEUE = Operation[Any]("POST", "/snapshots/{ref}/fork_queue", LINES, RUN, "branching", body=ForkQueueRequest)
+TRAJECTORIES = Operation("GET", "/trajectories", list[TrajectoryInfo], READ, "trajectories", by="snapshots", own=True)
+TRAJECTORY = Operation("GET", "/trajectories/{ref}", TrajectoryInfo, READ, "trajectories", by="snapshots")
+REMOVE = Operation[None]("DELETE", "/trajectories/{ref}", None, RUN, "trajectories", by="runs")
+OVERVIEW = Operation("GET", "/overview", list[OverviewInfo], READ, "trajectories", by="snapshots", own=True)
+RESUME = Operation("POST", "/trajectories/{ref}/resume", TrajectoryInfo, RUN, "history", body=ResumeRequest, by="runs")
+EDIT = Operation(
+    "POST", "/snapshots/{ref}/edit", TrajectoryInfo, RUN, "history", body=EditRequest, once=True, status=201
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from snapshotd.api.history import NAME_MAX
+from snapshotd.api.operation import READ, RUN, Operation
 from snapshotd.api.record import ApiRecord, Bounds, Request, field, record
 from snapshotd.api.wire import TTL_MAX_S
 from snapshotd.terms import DEFAULT_TENANT
@@ -48,3 +49,10 @@ class SearchRequest(Request):
     limit: Annotated[int, Bounds(ge=1, le=10_000)] = 100
     after: Annotated[str, Bounds(max_length=NAME_MAX)] = ""
     """Only keys behind this one."""
+
+
+GET_VALUE = Operation("GET", "/store/value", ValueInfo, READ, "store")
+PUT_VALUE = Operation("PUT", "/store/value", ValueInfo, RUN, "store", body=PutValueRequest)
+DELETE_VALUE = Operation[None]("DELETE", "/store/value", None, RUN, "store")
+VALUE_HISTORY = Operation("GET", "/store/history", list[ValueInfo], READ, "store")
+SEARCH_VALUES = Operation("POST", "/store/search", list[ValueInfo], READ, "store", body=SearchRequest)

@@ -148,6 +148,14 @@ def segment(ref: str) -> str:
     return quote(ref, safe="")
 
 
+def members_of(query: Request) -> Query:
+    """A record as the query of a request, which leaves out what the daemon takes anyway. UsageError: a member has another type
+    than its annotation says, or is out of its bounds."""
+    check_request(query)
+    members: Query = {name: value for name, value in vars(query).items() if value != vars(type(query)).get(name)}
+    return members
+
+
 def request_bytes(
     method: str, path: str, query: Query | None, body: Any, *, key: str | None = None, recall: bool = False
 ) -> bytes:

@@ -10,9 +10,8 @@ from snapshotd.api.find import *  # noqa: F403
 from snapshotd.api.history import *  # noqa: F403
 from snapshotd.api.history import AppliedInfo, ConflictInfo
 from snapshotd.api.record import record
-from snapshotd.api.service import *  # noqa: F403
+from snapshotd.api.service import *  # noqa: F403  # noqa: F403
 from snapshotd.api.snapshots import *  # noqa: F403
-from snapshotd.api.stats import *  # noqa: F403
 from snapshotd.api.storage import *  # noqa: F403
 from snapshotd.api.trajectories import *  # noqa: F403
 from snapshotd.api.values import *  # noqa: F403

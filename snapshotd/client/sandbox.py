@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, Unpack, cast, overload
 
 from snapshotd.api.commands import ExecOptions, ServiceOptions
+from snapshotd.api.history import PromoteOptions, RetryOptions, RewindOptions, RewindPreviewOptions
+from snapshotd.api.snapshots import LogOptions
 from snapshotd.api.trajectories import NetworkChange, SandboxOptions
 from snapshotd.client.client import Snapshotd, Verbs
 from snapshotd.client.objects import (
@@ -28,7 +30,6 @@ from snapshotd.client.twofold import Blocking, BlockingContext, attribute, class
 from snapshotd.client.verbs.base import Wait
 from snapshotd.client.verbs.commands import Stream
 from snapshotd.client.verbs.files import SandboxFiles, SnapshotFiles
-from snapshotd.client.verbs.history import Mode
 from snapshotd.client.verbs.ports import OnFailure, Port, PortT
 from snapshotd.errors import UsageError
 
@@ -194,9 +195,9 @@ class AnySandbox(
         return self._snapshot_of(await self._verbs.take_snapshot(self.id, name, wait=wait))
 
     @verb
-    async def snapshots(self, last: int | None = None, *, before: int | None = None) -> list[SnapshotT]:
+    async def snapshots(self, last: int | None = None, **options: Unpack[LogOptions]) -> list[SnapshotT]:
         """Oldest first; as `Snapshotd.log`."""
-        return [self._snapshot_of(info) for info in await self._verbs.log(self.id, last, before=before)]
+        return [self._snapshot_of(info) for info in await self._verbs.log(self.id, last, **options)]
 
     @verb
     async def head(self) -> SnapshotT:
@@ -224,23 +225,18 @@ class AnySandbox(
 
     @verb
     async def rewind(
-        self,
-        to: AnySnapshot[Any, Any, Any, Any] | str,
-        *,
-        mode: Mode = "both",
-        compensate: bool = False,
-        wait: Wait = "captured",
+        self, to: AnySnapshot[Any, Any, Any, Any] | str, *, wait: Wait = "captured", **options: Unpack[RewindOptions]
     ) -> SnapshotT:
         """Go back to a snapshot, in the running sandbox: files, the agent's mind, or both. Recorded as a new snapshot;
-        nothing is lost, and `undo` takes it back."""
-        return self._snapshot_of(
-            await self._verbs.rewind(self.id, id_of(to), mode=mode, compensate=compensate, wait=wait)
-        )
+        nothing is lost, and `undo` takes it back. As `Snapshotd.rewind`."""
+        return self._snapshot_of(await self._verbs.rewind(self.id, id_of(to), wait=wait, **options))
 
     @verb
-    async def preview_rewind(self, to: AnySnapshot[Any, Any, Any, Any] | str, *, mode: Mode = "both") -> RewindPreview:
+    async def preview_rewind(
+        self, to: AnySnapshot[Any, Any, Any, Any] | str, **options: Unpack[RewindPreviewOptions]
+    ) -> RewindPreview:
         """The effect that `rewind` would have. Changes nothing."""
-        return await self._verbs.preview_rewind(self.id, id_of(to), mode=mode)
+        return await self._verbs.preview_rewind(self.id, id_of(to), **options)
 
     @verb
     async def undo(self, *, wait: Wait = "captured") -> SnapshotT:
@@ -248,13 +244,9 @@ class AnySandbox(
         return self._snapshot_of(await self._verbs.undo(self.id, wait=wait))
 
     @verb
-    async def promote(
-        self, *, into: str | None = None, leave_behind: bool = False, compensate: bool = False, wait: Wait = "captured"
-    ) -> SnapshotT:
+    async def promote(self, *, wait: Wait = "captured", **options: Unpack[PromoteOptions]) -> SnapshotT:
         """Make the newest snapshot the head of the trajectory that this one was forked from. As `Snapshotd.promote`."""
-        return self._snapshot_of(
-            await self._verbs.promote(self.id, into=into, leave_behind=leave_behind, compensate=compensate, wait=wait)
-        )
+        return self._snapshot_of(await self._verbs.promote(self.id, wait=wait, **options))
 
     @verb
     async def resume(
@@ -288,13 +280,9 @@ class AnySandbox(
         return await _wait_for_end(self._verbs, self.id, on_stdout, on_stderr, check=check, timeout=timeout)
 
     @verb
-    async def retry(
-        self, task: str, *, compensate: bool = True, resume: bool = True, wait: Wait = "captured"
-    ) -> SnapshotT:
+    async def retry(self, task: str, *, wait: Wait = "captured", **options: Unpack[RetryOptions]) -> SnapshotT:
         """Go back to before a task began and do it again. As `Snapshotd.retry`."""
-        return self._snapshot_of(
-            await self._verbs.retry(self.id, task, compensate=compensate, resume=resume, wait=wait)
-        )
+        return self._snapshot_of(await self._verbs.retry(self.id, task, wait=wait, **options))
 
     @verb
     async def effects(self) -> list[EffectInfo]:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar, cast
 
-from snapshotd.api.operations import Operation
+from snapshotd.api.operation import Operation
 from snapshotd.api.record import Json, Request, decode
 from snapshotd.api.wire import BYTES, LINES
 from snapshotd.client.exchange import (
@@ -35,6 +35,7 @@ from snapshotd.client.exchange import (
     event_of,
     failure,
     line_bytes,
+    members_of,
     new_key,
     request_bytes,
     too_late,
@@ -84,11 +85,16 @@ class Transport:
         self.links = ThreadLinks() if links is None else links
 
     async def call(
-        self, operation: Operation[A], *names: str, body: Request | Json | None = None, query: Query | None = None
+        self,
+        operation: Operation[A],
+        *names: str,
+        body: Request | Json | None = None,
+        query: Request | Query | None = None,
     ) -> A:
         """One operation whose answer is a value of its type. Errors as `request`."""
         method, path = operation.at(*names)
-        answer = await self.request(method, path, body=body, query=query, once=operation.once)
+        asked = members_of(query) if isinstance(query, Request) else query
+        answer = await self.request(method, path, body=body, query=asked, once=operation.once)
         return cast(A, decode(operation.answer, answer))
 
     async def request(

@@ -26,9 +26,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from snapshotd.api.history import RewindMode, RewindQuery, RewindRequest
+from snapshotd.api.snapshots import LogQuery
 from snapshotd.daemon.hook_lateness import LateAnswers
 from snapshotd.daemon.hook_places import HookPlaces, HookTurns
-from snapshotd.engine.base import Opener, RewindMode
+from snapshotd.engine.base import Opener
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import LimitExceeded, SnapshotdError, UsageError
 from snapshotd.formats.foreign_json import parse
@@ -202,18 +204,19 @@ class HookServer:
     ) -> str:
         if not dry:
             return _rewind_text(
-                self._engine.branching.rewind(trajectory.id, target.id, mode=mode, session=session, opener=opener)
+                self._engine.branching.rewind(
+                    trajectory.id, RewindRequest(target.id, mode, session=session), opener=opener
+                )
             )
-        preview = self._engine.branching.preview_rewind(
-            trajectory.id, target.id, mode=mode, max_files=100, session=session, opener=opener
-        )
+        query = RewindQuery(target.id, mode, max_files=100, session=session)
+        preview = self._engine.branching.preview_rewind(trajectory.id, query, opener=opener)
         lines = [f"{change.kind} {os.fsdecode(change.path)}" for change in preview.files]
         more = [f"and {preview.file_count - len(lines)} more"] if preview.file_count > len(lines) else []
         return "\n".join([*lines, *more, *preview.left, f"{number_of(len(preview.messages), 'message')} would go", ""])
 
     def _list_snapshots(self, trajectory: Trajectory, user: HostUser) -> str:
         rows = []
-        for one in self._engine.snapshots.log(trajectory.id, _LISTED):
+        for one in self._engine.snapshots.log(trajectory.id, LogQuery(_LISTED)):
             names = [tag.removesuffix(f"@{user.uid}") for tag in one.tags]
             rows.append("  ".join((short(one.id), one.call.name, json.dumps(one.call.arguments)[:80], *names)))
         return "\n".join([*rows, ""])

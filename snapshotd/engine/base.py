@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+from snapshotd.api.history import RewindMode
 from snapshotd.catalog.base import CallFacts
 from snapshotd.engine.caller import STREAMS as STREAMS
 from snapshotd.engine.caller import Caller as Caller
@@ -187,8 +188,6 @@ class SandboxInfo:
 
 ExportForm = Literal["bundle", "oci", "tar", "atif", "jsonl"]
 """A bundle, an image, a plain tree; the last two hold what was said and done, and no files."""
-RewindMode = Literal["files", "conversation", "both"]
-"""`conversation` stands for the whole of the agent's mind: conversation, journal and state."""
 
 
 @dataclass(frozen=True, slots=True)

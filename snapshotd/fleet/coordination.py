@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from snapshotd.api.stats import NodeStats
+from snapshotd.api.service import NodeStats
 from snapshotd.errors import Conflict, NotFound
 from snapshotd.fleet import protocol
 from snapshotd.fleet.base import (

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from snapshotd.api import operations as op
+from snapshotd.api.operation import Operation
 from snapshotd.client.transport import Transport
 from snapshotd.client.twofold import iterate, run
 from snapshotd.errors import NotFound
@@ -147,9 +148,9 @@ class _Saving:
         except NotFound:
             return str(self._get(op.SNAPSHOT, ref)["trajectory"])
 
-    def _get(self, operation: op.Operation[Any], *names: str, **query: Any) -> Any:
+    def _get(self, operation: Operation[Any], *names: str, **query: Any) -> Any:
         method, path = operation.at(*names)
         return run(self._transport.request(method, path, query=query))
 
-    def _pieces(self, operation: op.Operation[Any], *names: str, **query: Any) -> Iterator[bytes]:
+    def _pieces(self, operation: Operation[Any], *names: str, **query: Any) -> Iterator[bytes]:
         return iterate(run(self._transport.pieces(*operation.at(*names), query=query)))

@@ -17,7 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from snapshotd.api.operations import ADMIN, EXPORT, OPERATIONS, READ_ARCHIVE
+from snapshotd.api.operation import ADMIN
+from snapshotd.api.operations import EXPORT, OPERATIONS, READ_ARCHIVE
 from snapshotd.api.wire import API_PREFIX, API_VERSION, BYTES, KEY_HEADER, VERSION_HEADER
 from snapshotd.client.aio.links import TaskLinks
 from snapshotd.client.transport import Transport

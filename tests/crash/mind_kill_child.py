@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from snapshotd.api.history import PromoteRequest, RewindRequest
 from snapshotd.engine.base import EditRequest, FileEdit, Forked, MergeRequest, Variant
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import Conflict, SnapshotdError
@@ -22,7 +23,7 @@ EDIT = EditRequest(files=(FileEdit(b"workspace/y", b"y"),))
 
 def change(engine: Engine, what: str, trajectory: str) -> None:
     if what == "promote":
-        engine.branching.promote("branch")
+        engine.branching.promote("branch", PromoteRequest())
         return
     engine.branching.merge(trajectory, MergeRequest("branch"))
 
@@ -56,7 +57,7 @@ def main() -> int:
 def _do(engine: Engine, what: str, trajectory: str) -> None:
     agent = Agent(engine, trajectory)
     if what == "rewind":
-        engine.branching.rewind(trajectory, engine.snapshots.log(trajectory)[1].id, compensate=True)
+        engine.branching.rewind(trajectory, RewindRequest(engine.snapshots.log(trajectory)[1].id, compensate=True))
         return
     if what in ("promote", "merge"):
         change(engine, what, trajectory)

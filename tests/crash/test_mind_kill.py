@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd import failpoints
+from snapshotd.api.history import RewindRequest
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import Conflict
 from snapshotd.failpoints import EXIT_CODE
@@ -62,8 +63,8 @@ def test_a_compensation_that_was_cut_off_does_not_run_again(bench: Bench, name: 
     again = Agent(second, agent.id)
     assert again.head.call.name == "mail", "nothing was rewound"
     with pytest.raises(Conflict, match="does not run again"):
-        second.branching.rewind(agent.id, start.id, compensate=True)
-    rewound = second.branching.rewind(agent.id, start.id)
+        second.branching.rewind(agent.id, RewindRequest(start.id, compensate=True))
+    rewound = second.branching.rewind(agent.id, RewindRequest(start.id))
     assert rewound.call.name == "rewind"
     second.branching.compensate(agent.id, ())
     assert [e.compensated for e in second.branching.effects(agent.id)] == [CallStatus.UNKNOWN]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from snapshotd.api.history import RewindRequest
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import Conflict, Denied, UsageError
 from snapshotd.types import Approval, ApprovalStatus, SideEffect
@@ -233,7 +234,7 @@ def test_what_outside_tools_see(agent: Agent, pool: ThreadPoolExecutor) -> None:
 def test_a_compensation_can_need_approval(agent: Agent, pool: ThreadPoolExecutor) -> None:
     start = agent.tool("write", {}, "echo x > x")
     agent.send("mail", "a")
-    agent.engine.branching.rewind(agent.id, start.id)
+    agent.engine.branching.rewind(agent.id, RewindRequest(start.id))
     policy(agent, '[[rule]]\nname = "compensate"\naction = "approve"\n')
     running = pool.submit(agent.engine.branching.compensate, agent.id, ())
     (approval,) = pending(agent)

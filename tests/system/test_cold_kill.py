@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.api.commands import CommandFields
+from snapshotd.api.history import RewindRequest
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.storage import evict
 from snapshotd.errors import InternalError
@@ -155,7 +156,7 @@ def test_a_cold_fork_whose_fuse_process_is_killed_while_it_is_read(engine: Engin
             assert time.monotonic() - began < SOON_S
         second = _fork(engine, cold)  # which starts the process again
         assert _read(engine, second, 1) == _content(1)
-    engine.branching.rewind(first, cold.id, mode="files")
+    engine.branching.rewind(first, RewindRequest(cold.id, mode="files"))
     assert [_read(engine, first, number) for number in range(6)] == [_content(number) for number in range(6)]
 
 

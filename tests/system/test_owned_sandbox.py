@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from snapshotd.api.commands import ExecRequest
+from snapshotd.api.history import RetryRequest, RewindRequest
 from snapshotd.api.trajectories import RunAgentRequest
 from snapshotd.catalog.tables.snapshots import SnapshotTable
 from snapshotd.engine.base import EditRequest, ExecResult, FileEdit
@@ -26,13 +27,15 @@ pytestmark = pytest.mark.runc
 WAIT_S = 60.0
 ROUNDS = 12
 OTHERS: dict[str, Callable[[Agent, Snapshot], object]] = {
-    "rewind": lambda agent, first: agent.engine.branching.rewind(agent.id, first.id),
-    "rewind of files": lambda agent, first: agent.engine.branching.rewind(agent.id, first.id, mode="files"),
+    "rewind": lambda agent, first: agent.engine.branching.rewind(agent.id, RewindRequest(first.id)),
+    "rewind of files": lambda agent, first: agent.engine.branching.rewind(
+        agent.id, RewindRequest(first.id, mode="files")
+    ),
     "rewind of the conversation": lambda agent, first: agent.engine.branching.rewind(
-        agent.id, first.id, mode="conversation"
+        agent.id, RewindRequest(first.id, mode="conversation")
     ),
     "undo": lambda agent, _: agent.engine.branching.undo(agent.id),
-    "retry": lambda agent, _: agent.engine.branching.retry(agent.id, "task", resume=False),
+    "retry": lambda agent, _: agent.engine.branching.retry(agent.id, RetryRequest("task", resume=False)),
 }
 
 
@@ -72,7 +75,7 @@ def test_what_comes_between_a_commands_end_and_its_snapshot(
         first = agent.tool("write", {}, "echo before > own")
     agent.tool("write", {}, "echo after > other")
     if what == "undo":
-        agent.engine.branching.rewind(agent.id, first.id)
+        agent.engine.branching.rewind(agent.id, RewindRequest(first.id))
     at_the_gap(monkeypatch, "exec", lambda: refused(agent, first, what))
     done = execute(agent, "echo mine > own")
     assert own(agent, done) == b"mine\n"
@@ -85,7 +88,7 @@ def test_what_comes_between_a_commands_end_and_its_snapshot(
 def test_a_compensation_is_a_command_too(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     first = agent.tool("write", {}, "echo before > own")
     agent.send("mail", "a")
-    agent.engine.branching.rewind(agent.id, first.id)
+    agent.engine.branching.rewind(agent.id, RewindRequest(first.id))
     at_the_gap(monkeypatch, effects.COMPENSATE, lambda: refused(agent, first, "rewind of files"), effects)
     agent.engine.branching.compensate(agent.id, ())
     assert agent.head.call.name == effects.COMPENSATE
@@ -147,7 +150,7 @@ def test_commands_and_rewinds_as_fast_as_they_can(agent: Agent) -> None:
         nonlocal rewound
         while not ended.is_set():
             try:
-                agent.engine.branching.rewind(agent.id, first.id)
+                agent.engine.branching.rewind(agent.id, RewindRequest(first.id))
                 rewound += 1
             except Conflict:
                 continue
@@ -254,7 +257,7 @@ def test_a_compensation_that_is_cut_off(agent: Agent) -> None:
     """It is not called done, and does not run again."""
     first = agent.tool("write", {}, "echo before > own")
     agent.send("mail", "a", compensate=("sh", "-c", "touch /workspace/begun; exec sleep 1000"))
-    agent.engine.branching.rewind(agent.id, first.id)
+    agent.engine.branching.rewind(agent.id, RewindRequest(first.id))
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(agent.engine.branching.compensate, agent.id, ())
         wait_until(lambda: "begun" in agent.files(), "it has begun")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from snapshotd.api.history import RetryRequest, RewindRequest
 from snapshotd.engine.base import EditRequest, FileEdit
 from snapshotd.engine.journal.replay import Kept, Replay
 from snapshotd.errors import Conflict, NotFound, UsageError
@@ -27,7 +28,7 @@ def test_what_others_completed_stays_and_the_rest_goes(agent: Agent) -> None:
         agent.send("publish", "docs", task="docs")
         agent.tool("write", {"n": 3}, "echo docs > docs; ln docs docs2", task="docs", result="written")
     before = [e.id for e in agent.engine.journal.entries(agent.id)]
-    snapshot = agent.engine.branching.retry(agent.id, "build", resume=False)
+    snapshot = agent.engine.branching.retry(agent.id, RetryRequest("build", resume=False))
     assert snapshot.call.arguments["kept"] == ["docs"]
     assert agent.files() == {"plan": "plan\n", "docs": "docs\n", "docs2": "docs\n"}
     assert agent.sh("stat -c %h docs").strip() == "2"
@@ -75,7 +76,7 @@ def test_a_kept_link_to_a_file_that_goes_back_leaves_that_file_as_it_was(agent: 
         agent.tool("write", {"n": 2}, "echo broken > plan", task="build")
     with agent.task("docs"):
         agent.tool("write", {"n": 3}, "ln plan docs", task="docs")
-    agent.engine.branching.retry(agent.id, "build", resume=False)
+    agent.engine.branching.retry(agent.id, RetryRequest("build", resume=False))
     assert agent.files() == {"plan": "plan\n", "docs": "broken\n"}
 
 
@@ -84,7 +85,7 @@ def test_the_layer_of_what_was_kept_is_part_of_the_snapshot(agent: Agent) -> Non
         agent.tool("write", {}, "echo x > x", task="fails")
     with agent.task("works"):
         agent.tool("write", {}, "echo y > y", task="works")
-    snapshot = agent.engine.branching.retry(agent.id, "fails", resume=False)
+    snapshot = agent.engine.branching.retry(agent.id, RetryRequest("fails", resume=False))
     agent.tool("write", {}, "echo z > z")
     agent.engine.storage.flush()
     stored = agent.engine.snapshots.get(snapshot.id)
@@ -107,7 +108,7 @@ def test_what_builds_on_the_failed_task_is_refused_before_anything_happens(
         agent.tool("write", {}, script, task="docs")
     head = agent.head.id
     with pytest.raises(Conflict, match=path):
-        agent.engine.branching.retry(agent.id, "build", resume=False)
+        agent.engine.branching.retry(agent.id, RetryRequest("build", resume=False))
     assert agent.head.id == head
     assert agent.engine.branching.effects(agent.id) == []
 
@@ -118,8 +119,8 @@ def test_dependents_go_with_it(agent: Agent) -> None:
     with agent.task("build", "plan"):
         agent.tool("write", {}, "echo build > build", task="build")
     with pytest.raises(NotFound, match="'plan', 'build'"):
-        agent.engine.branching.retry(agent.id, "deploy", resume=False)
-    agent.engine.branching.retry(agent.id, "plan", resume=False)
+        agent.engine.branching.retry(agent.id, RetryRequest("deploy", resume=False))
+    agent.engine.branching.retry(agent.id, RetryRequest("plan", resume=False))
     assert agent.files() == {}
     assert agent.engine.journal.tasks(agent.id) == []
 
@@ -132,7 +133,7 @@ def test_a_value_that_another_had_changed_is_refused(agent: Agent) -> None:
         agent.calls.state_set("count", (2,))
         agent.tool("write", {}, "true", task="docs")
     with pytest.raises(Conflict, match="'count'"):
-        agent.engine.branching.retry(agent.id, "build", resume=False)
+        agent.engine.branching.retry(agent.id, RetryRequest("build", resume=False))
 
 
 # -- edit --------------------------------------------------------------------------------------------------------------
@@ -245,7 +246,7 @@ def test_what_cannot_be_edited(past: Agent, request_: EditRequest) -> None:
 def test_what_is_not_there(past: Agent) -> None:
     with pytest.raises(NotFound, match="/workspace/none"):
         past.engine.branching.edit(past.head.id, EditRequest(files=(FileEdit(b"workspace/none", None),)))
-    past.engine.branching.rewind(past.id, past.head.id)
+    past.engine.branching.rewind(past.id, RewindRequest(past.head.id))
     with pytest.raises(UsageError, match="no result"):
         past.engine.branching.edit(past.head.id, EditRequest(result=(1,)))
 
@@ -258,11 +259,11 @@ def test_a_kept_irreversible_call_is_one_call(agent: Agent) -> None:
     with agent.task("works"):
         agent.send("mail", "a", task="works")
     for _ in range(2):
-        began = agent.engine.branching.retry(agent.id, "fails", resume=False)
+        began = agent.engine.branching.retry(agent.id, RetryRequest("fails", resume=False))
         assert agent.engine.branching.effects(agent.id) == []
         agent.engine.branching.undo(agent.id)
-    agent.engine.branching.rewind(agent.id, began.id)
-    agent.engine.branching.rewind(agent.id, start.id)
+    agent.engine.branching.rewind(agent.id, RewindRequest(began.id))
+    agent.engine.branching.rewind(agent.id, RewindRequest(start.id))
     (effect,) = agent.engine.branching.effects(agent.id)
     assert effect.entry.side_effect is SideEffect.IRREVERSIBLE
     agent.engine.branching.compensate(agent.id, ())

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from snapshotd.api.history import RewindRequest
 from snapshotd.engine.engine import Engine
 from snapshotd.layers.pivot import Target
 from tests import long, mind_rig
@@ -50,7 +51,7 @@ def _costs(engine: Engine, script: str) -> tuple[int, int]:
     rewinds, undos = [], []
     for _ in range(ROUNDS):
         with _counted() as count:
-            engine.branching.rewind(agent.id, before.id)
+            engine.branching.rewind(agent.id, RewindRequest(before.id))
         rewinds.append(count[0])
         assert (agent.files(), agent.said()) == ({}, ["before"])
         with _counted() as count:
@@ -82,7 +83,7 @@ def test_a_rewind_does_not_wait_until_the_old_root_is_gone(engine: Engine, monke
     agent.sh("echo 1 > uncaptured")  # so that the rewind takes a snapshot first: two roots are left
     engine.storage.flush()  # other sandboxes' roots are gone by now
     monkeypatch.setattr(Target, "bury", seen)
-    engine.branching.rewind(agent.id, before.id)
+    engine.branching.rewind(agent.id, RewindRequest(before.id))
     engine.branching.undo(agent.id)
     assert agent.files() == {"uncaptured": "1\n"}
     engine.storage.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from snapshotd.api.history import RewindQuery, RewindRequest
 from snapshotd.catalog.tables.snapshots import SnapshotTable
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import Conflict, OutOfSpace, SandboxFailed
@@ -47,8 +48,8 @@ def test_the_chosen_parts_go_back_and_undo_brings_them_again(
 ) -> None:
     one, two = two_steps(agent)
     before = everything(agent)
-    preview = agent.engine.branching.preview_rewind(agent.id, one.id, mode=mode)  # type: ignore[arg-type]
-    rewound = agent.engine.branching.rewind(agent.id, one.id, mode=mode)  # type: ignore[arg-type]
+    preview = agent.engine.branching.preview_rewind(agent.id, RewindQuery(one.id, mode=mode))  # type: ignore[arg-type]
+    rewound = agent.engine.branching.rewind(agent.id, RewindRequest(one.id, mode=mode))  # type: ignore[arg-type]
     assert rewound.call.arguments == {"to": one.id, "mode": mode, "from": two.id}
     assert (rewound.parent, rewound.follows) == (two.id, None if mode == "files" else one.id)
     assert agent.files() == files
@@ -67,7 +68,7 @@ def test_the_chosen_parts_go_back_and_undo_brings_them_again(
 
 def test_steps_after_a_rewind_go_on_from_there(agent: Agent) -> None:
     one, _ = two_steps(agent)
-    agent.engine.branching.rewind(agent.id, one.id)
+    agent.engine.branching.rewind(agent.id, RewindRequest(one.id))
     agent.say("say three")
     third = agent.tool("write", {"name": "three"}, "echo three > three")
     assert agent.said() == ["say one", "say three"]
@@ -83,10 +84,10 @@ def test_what_was_not_yet_captured_is_kept_on_the_line_that_is_left(agent: Agent
     agent.say("a late word")
     agent.calls.state_set("at", ("late",))
     before = (agent.files(), ["say one", "say two", "a late word"], {"at": "late"})
-    preview = agent.engine.branching.preview_rewind(agent.id, one.id)
+    preview = agent.engine.branching.preview_rewind(agent.id, RewindQuery(one.id))
     assert b"workspace/late" in {c.path for c in preview.files}
     assert [m.content for m in preview.messages] == ["say two", "a late word"]
-    agent.engine.branching.rewind(agent.id, one.id)
+    agent.engine.branching.rewind(agent.id, RewindRequest(one.id))
     assert (agent.files(), agent.said(), agent.engine.journal.state(agent.id)) == (AT_ONE, ["say one"], {"at": "one"})
     agent.engine.branching.undo(agent.id)
     assert (agent.files(), agent.said(), agent.engine.journal.state(agent.id)) == before
@@ -104,7 +105,7 @@ def test_a_rewind_of_files_that_fails_keeps_what_no_snapshot_has(agent: Agent) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SnapshotTable, "commit", refuse)
         with pytest.raises(OutOfSpace):
-            agent.engine.branching.rewind(agent.id, one.id, mode="files")
+            agent.engine.branching.rewind(agent.id, RewindRequest(one.id, mode="files"))
     agent.tool("write", {}, "echo three > three")
     assert agent.files() == {**AT_TWO, "three": "three\n"}
     assert agent.said() == ["say one", "say two", "a late word"]
@@ -117,16 +118,16 @@ def test_the_mind_only_goes_where_it_has_been(engine: Engine, agent: Agent) -> N
     other.tool("write", {}, "echo mine > mine")
     for mode in ("conversation", "both"):
         with pytest.raises(Conflict, match="not of its history"):
-            engine.branching.rewind(other.id, one.id, mode=mode)  # type: ignore[arg-type]
-    engine.branching.rewind(other.id, one.id, mode="files")
+            engine.branching.rewind(other.id, RewindRequest(one.id, mode=mode))  # type: ignore[arg-type]
+    engine.branching.rewind(other.id, RewindRequest(one.id, mode="files"))
     assert other.files() == AT_ONE
     (fork,) = engine.branching.fork(one.id, 1, args=None, name=None).trajectories
     forked = Agent(engine, fork.id)
     forked.tool("write", {}, "echo x > x")
-    engine.branching.rewind(fork.id, one.id)
+    engine.branching.rewind(fork.id, RewindRequest(one.id))
     assert (forked.files(), forked.said()) == (AT_ONE, ["say one"])
     with pytest.raises(Conflict, match="not of its history"):
-        engine.branching.rewind(fork.id, two.id)
+        engine.branching.rewind(fork.id, RewindRequest(two.id))
 
 
 def test_a_live_process_is_not_pulled_away_from_its_files(agent: Agent) -> None:
@@ -135,7 +136,7 @@ def test_a_live_process_is_not_pulled_away_from_its_files(agent: Agent) -> None:
     head = agent.head
     for mode in ("files", "conversation", "both"):
         with pytest.raises(Conflict, match="is live"):
-            agent.engine.branching.rewind(agent.id, one.id, mode=mode)  # type: ignore[arg-type]
+            agent.engine.branching.rewind(agent.id, RewindRequest(one.id, mode=mode))  # type: ignore[arg-type]
     assert agent.head.id == head.id
 
 
@@ -148,16 +149,16 @@ def test_irreversible_calls_that_are_left_behind_are_listed_and_compensated_once
         agent.send("mail", key, result={"sent": key})
     agent.tool("mail without", {"key": "c"}, side_effect=SideEffect.IRREVERSIBLE)
     begun, _ = agent.begin("mail", {"key": "d"}, side_effect=SideEffect.IRREVERSIBLE)
-    preview = agent.engine.branching.preview_rewind(agent.id, start.id)
+    preview = agent.engine.branching.preview_rewind(agent.id, RewindQuery(start.id))
     assert [(e.entry.arguments["key"], e.compensation is not None, e.compensated) for e in preview.effects] == [
         ("d", False, None),
         ("c", False, None),
         ("b", True, None),
         ("a", True, None),
     ]
-    assert agent.engine.branching.preview_rewind(agent.id, start.id, mode="files").effects == ()
+    assert agent.engine.branching.preview_rewind(agent.id, RewindQuery(start.id, mode="files")).effects == ()
     assert agent.engine.branching.effects(agent.id) == []
-    agent.engine.branching.rewind(agent.id, start.id)
+    agent.engine.branching.rewind(agent.id, RewindRequest(start.id))
     left = agent.engine.branching.effects(agent.id)
     assert [e.entry.arguments["key"] for e in left] == ["d", "c", "b", "a"]
     assert {e.entry.id: e.entry.status for e in left}[begun] is CallStatus.UNKNOWN  # type: ignore[index]
@@ -182,13 +183,13 @@ def test_a_rewind_compensates_first_and_stays_where_it_is_if_that_fails(agent: A
     agent.send("mail", "a")
     agent.send("mail", "b", compensate=("sh", "-c", "echo cannot; exit 3"))
     with pytest.raises(SandboxFailed, match="exit code 3"):
-        agent.engine.branching.rewind(agent.id, start.id, compensate=True)
+        agent.engine.branching.rewind(agent.id, RewindRequest(start.id, compensate=True))
     assert agent.head.call.name == "compensate"
     assert b"".join(agent.engine.snapshots.output(agent.head.id, "stdout")) == b"cannot\n"
     assert agent.files().keys() == {"x"}
     with pytest.raises(Conflict, match="does not run again"):
-        agent.engine.branching.rewind(agent.id, start.id, compensate=True)
-    agent.engine.branching.rewind(agent.id, start.id)
+        agent.engine.branching.rewind(agent.id, RewindRequest(start.id, compensate=True))
+    agent.engine.branching.rewind(agent.id, RewindRequest(start.id))
     assert agent.head.call.name == "rewind"
     assert [e.compensated for e in agent.engine.branching.effects(agent.id)] == [CallStatus.FAILED, None]
     agent.engine.branching.undo(agent.id)
@@ -202,7 +203,7 @@ def test_what_cannot_be_removed_goes_on_running(engine: Engine) -> None:
     one, _ = two_steps(source)
     engine.storage.flush()
     with engine.life._archive.pause():
-        engine.branching.rewind(other.id, one.id, mode="files")
+        engine.branching.rewind(other.id, RewindRequest(one.id, mode="files"))
         sandbox = source.sandbox
         source.sh("echo three > file")
         with pytest.raises(Conflict, match="not stored yet"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from snapshotd.api import operations
-from snapshotd.api.access import AUDIT_MAX, AuditInfo, CreatedTokenInfo, CreateTokenRequest, Scope, TokenInfo
+from snapshotd.api.access import AUDIT_MAX, AuditInfo, CreatedTokenInfo, CreateTokenRequest, TokenInfo
+from snapshotd.api.operation import Scope
 from snapshotd.client.local.arguments import check_count, words_of
 from snapshotd.client.twofold import verb
 from snapshotd.client.verbs.base import VerbPart

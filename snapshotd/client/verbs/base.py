@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Literal, TypeVar
 
 from snapshotd.api import operations
-from snapshotd.api.operations import Operation
+from snapshotd.api.operation import Operation
 from snapshotd.api.record import ApiRecord, Json, Request
 from snapshotd.api.snapshots import SnapshotInfo
 from snapshotd.api.trajectories import TrajectoryInfo

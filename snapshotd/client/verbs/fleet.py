@@ -11,7 +11,7 @@ from snapshotd.api.fleet import (
     ForgetRequest,
     ReserveRequest,
 )
-from snapshotd.api.stats import NodeStats
+from snapshotd.api.service import NodeStats
 from snapshotd.client.twofold import verb
 from snapshotd.client.verbs.base import VerbPart
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from snapshotd.api import operations
 from snapshotd.api.history import (
@@ -18,24 +18,26 @@ from snapshotd.api.history import (
     MergeInfo,
     MergeRequest,
     MessageFields,
+    PromoteOptions,
     PromoteRequest,
     ResumeRequest,
+    RetryOptions,
     RetryRequest,
-    RewindMode,
+    RewindOptions,
     RewindPreview,
+    RewindPreviewOptions,
+    RewindQuery,
     RewindRequest,
     TaskInfo,
 )
 from snapshotd.api.record import UNSET, Json
 from snapshotd.api.snapshots import SnapshotInfo
 from snapshotd.api.trajectories import TrajectoryInfo
-from snapshotd.api.wire import PREVIEW_FILES, check_ref
-from snapshotd.client.exchange import Query
+from snapshotd.api.wire import check_ref
 from snapshotd.client.local.arguments import MessageLike, bytes_of, messages_of, sandbox_path
 from snapshotd.client.twofold import stream, verb
 from snapshotd.client.verbs.base import VerbPart, Wait, b64, records_of
 
-Mode = RewindMode
 RECORDED = UNSET
 """Stands for "leave the value as it is recorded", where None is a value."""
 
@@ -77,17 +79,10 @@ class HistoryVerbs(VerbPart):
 
     @verb
     async def rewind(
-        self,
-        ref: str,
-        to: str,
-        *,
-        mode: Mode = "both",
-        compensate: bool = False,
-        wait: Wait = "captured",
-        session: str | None = None,
+        self, ref: str, to: str, *, wait: Wait = "captured", **options: Unpack[RewindOptions]
     ) -> SnapshotInfo:
-        """Go back to snapshot `to`, in place: files, the agent's mind, or both. Returns the new snapshot that records
-        it; nothing is destroyed, and `undo` takes it back.
+        """Go back to snapshot `to`, in place: with `mode` the "files", the agent's mind ("conversation"), or
+        "both". Returns the new snapshot that records it; nothing is destroyed, and `undo` takes it back.
 
         With `compensate`, the registered compensations of irreversible calls that are left behind run before, newest
         first, each at most once. Conflict while a process of the sandbox's own lives, or `to` is no part of the
@@ -97,14 +92,12 @@ class HistoryVerbs(VerbPart):
         it is not given, and several sessions have changed files since; NotFound: it has changed none. The paths that
         had to stay are in `left` of the snapshot's `tool.arguments`.
         """
-        return await self._step(operations.REWIND, ref, RewindRequest(to, mode, compensate, session), wait)
+        return await self._step(operations.REWIND, ref, RewindRequest(to, **options), wait)
 
     @verb
-    async def preview_rewind(
-        self, ref: str, to: str, *, mode: Mode = "both", max_files: int = PREVIEW_FILES, session: str | None = None
-    ) -> RewindPreview:
-        """The effect that `rewind` would have. Changes nothing."""
-        query: Query = {"to": check_ref(to), "mode": mode, "max_files": max_files, "session": session}
+    async def preview_rewind(self, ref: str, to: str, **options: Unpack[RewindPreviewOptions]) -> RewindPreview:
+        """The effect that `rewind` would have, with at most `max_files` changed files. Changes nothing."""
+        query = RewindQuery(check_ref(to), **options)
         return await self._transport.call(operations.PREVIEW_REWIND, ref, query=query)
 
     @verb
@@ -114,22 +107,14 @@ class HistoryVerbs(VerbPart):
         return await self._step(operations.UNDO, ref, None, wait)
 
     @verb
-    async def promote(
-        self,
-        ref: str,
-        *,
-        into: str | None = None,
-        leave_behind: bool = False,
-        compensate: bool = False,
-        wait: Wait = "captured",
-    ) -> SnapshotInfo:
+    async def promote(self, ref: str, *, wait: Wait = "captured", **options: Unpack[PromoteOptions]) -> SnapshotInfo:
         """Make the head of a fork the head of the trajectory that it was forked from (`into`: of one further up):
         files, conversation, journal and state. Returns the new snapshot of that trajectory, and `undo` takes it back.
 
         Conflict: it is no fork of it, something runs in one of the two, or the trajectory took steps since the fork.
         With `leave_behind` these steps are left behind; with `compensate`, too, after the registered compensations of
         irreversible calls among them have run. Its program, arguments and environment stay as they are."""
-        return await self._step(operations.PROMOTE, ref, PromoteRequest(into, leave_behind, compensate), wait)
+        return await self._step(operations.PROMOTE, ref, PromoteRequest(**options), wait)
 
     @verb
     async def merge(
@@ -178,12 +163,12 @@ class HistoryVerbs(VerbPart):
 
     @verb
     async def retry(
-        self, ref: str, task: str, *, compensate: bool = True, resume: bool = True, wait: Wait = "captured"
+        self, ref: str, task: str, *, wait: Wait = "captured", **options: Unpack[RetryOptions]
     ) -> SnapshotInfo:
-        """Go back to before a task began (files and mind), compensate its irreversible calls, and let the program go on
-        from there (unless `resume` is false). Tasks that completed after it and do not depend on it stay completed,
-        with their files. NotFound: no such task."""
-        return await self._step(operations.RETRY, ref, RetryRequest(task, compensate, resume), wait)
+        """Go back to before a task began (files and mind), compensate its irreversible calls (unless `compensate` is false),
+        and let the program go on from there (unless `resume` is false). Tasks that completed after it and do not depend
+        on it stay completed, with their files. NotFound: no such task."""
+        return await self._step(operations.RETRY, ref, RetryRequest(task, **options), wait)
 
     @verb
     async def effects(self, ref: str) -> list[EffectInfo]:

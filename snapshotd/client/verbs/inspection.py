@@ -6,7 +6,7 @@ import base64
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from snapshotd.api import operations
 from snapshotd.api.find import FindInfo
@@ -14,6 +14,8 @@ from snapshotd.api.record import replace
 from snapshotd.api.snapshots import (
     ChangeInfo,
     FileStatus,
+    LogOptions,
+    LogQuery,
     MessageInfo,
     RestoreInfo,
     RestoreRequest,
@@ -95,10 +97,10 @@ class InspectionVerbs(VerbPart):
         return await self._transport.call(operations.SANDBOXES)
 
     @verb
-    async def log(self, ref: str, last: int | None = None, *, before: int | None = None) -> list[SnapshotInfo]:
+    async def log(self, ref: str, last: int | None = None, **options: Unpack[LogOptions]) -> list[SnapshotInfo]:
         """A trajectory's own snapshots, oldest first; with `before`, only those whose `seq` is smaller; with `last` (1 or
         more), only this number of the newest of these."""
-        return await self._transport.call(operations.LOG, ref, query={"last": last, "before": before})
+        return await self._transport.call(operations.LOG, ref, query=LogQuery(last, **options))
 
     @verb
     async def all_snapshots(self) -> list[SnapshotInfo]:

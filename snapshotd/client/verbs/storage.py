@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from snapshotd.api import operations
-from snapshotd.api.operations import Operation
+from snapshotd.api.operation import Operation
 from snapshotd.api.record import Request
-from snapshotd.api.service import VersionInfo
-from snapshotd.api.stats import StatsInfo
+from snapshotd.api.service import StatsInfo, VersionInfo
 from snapshotd.api.storage import (
     CheckInfo,
     CheckRequest,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from snapshotd.api.forms import iso_time
-from snapshotd.api.operations import READ, Operation
+from snapshotd.api.operation import READ, Operation
 from snapshotd.daemon.access.limits import Pace
 from snapshotd.daemon.access.principals import Principal
 

@@ -7,8 +7,7 @@ import pwd
 from dataclasses import dataclass
 from typing import Final
 
-from snapshotd.api.access import Scope
-from snapshotd.api.operations import ADMIN, APPROVE, READ, RUN
+from snapshotd.api.operation import ADMIN, APPROVE, READ, RUN, Scope
 from snapshotd.errors import NotPermitted
 
 PRINCIPAL = "principal"

@@ -19,8 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from snapshotd.api.access import Scope
-from snapshotd.api.operations import ADMIN
+from snapshotd.api.operation import ADMIN, Scope
 from snapshotd.daemon.access.principals import GRANTS, Principal
 from snapshotd.errors import Conflict, DataLoss, LimitExceeded, NotFound, NotPermitted, UsageError, check_format
 from snapshotd.kernel.files import create_file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import Scope
 
-from snapshotd.api.stats import RequestStats
+from snapshotd.api.service import RequestStats
 from snapshotd.api.wire import API_PREFIX
 
 _OTHER = "other"

@@ -18,7 +18,15 @@ from snapshotd import types as t
 from snapshotd.api.approvals import AskRequest
 from snapshotd.api.commands import CommandFields
 from snapshotd.api.experiments import BisectRequest, ExperimentRequest, ScorerFields, SpendingFields
-from snapshotd.api.history import EditFields, FileFields, MergeRequest, MessageFields, ResumeRequest
+from snapshotd.api.history import (
+    EditFields,
+    FileFields,
+    MergeRequest,
+    MessageFields,
+    ResumeRequest,
+    RewindQuery,
+    RewindRequest,
+)
 from snapshotd.api.record import UNSET
 from snapshotd.api.snapshots import TagRequest
 from snapshotd.api.storage import ImageRequest
@@ -93,6 +101,12 @@ def _(body: AskRequest) -> None:
 @check.register
 def _(body: SearchRequest) -> None:
     check_json(dict(body.where), "the search")
+
+
+@check.register(RewindRequest)
+@check.register(RewindQuery)
+def _(body: RewindRequest | RewindQuery) -> None:
+    check_ref(body.to)
 
 
 @check.register

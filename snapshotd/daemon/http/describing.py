@@ -8,11 +8,19 @@ import sys
 from functools import cache
 from typing import Any
 
+from snapshotd.api.operations import OPERATIONS
 from snapshotd.api.record import ApiRecord, forms_of
+from snapshotd.api.wire import API_PREFIX
 
 
 def describe(openapi: dict[str, Any]) -> dict[str, Any]:
     """The description with the docstrings of the records, and with the members that they have in JSON only."""
+    for row in OPERATIONS.values():
+        if row.query is not None:
+            about = docstrings(row.query)
+            for parameter in openapi["paths"][API_PREFIX + row.path][row.method.lower()]["parameters"]:
+                if (said := about.get(parameter["name"])) is not None:
+                    parameter["description"] = parameter["schema"]["description"] = said
     records = find_records(ApiRecord)
     for name, schema in openapi["components"]["schemas"].items():
         if (record := records.get(name.removesuffix("-Input").removesuffix("-Output"))) is not None:

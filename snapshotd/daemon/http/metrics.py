@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate
 
-from snapshotd.api.stats import NodeStats, PauseStats, SandboxStats, StatsInfo
+from snapshotd.api.service import NodeStats, PauseStats, SandboxStats, StatsInfo
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Series = tuple[Mapping[str, str], float]

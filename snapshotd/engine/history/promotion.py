@@ -13,6 +13,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, TypeVar
 
+from snapshotd.api.history import PromoteRequest
+from snapshotd.api.wire import check_ref
 from snapshotd.engine.context import Context
 from snapshotd.engine.history.effects import Effects
 from snapshotd.engine.history.rewinding import Rewinding
@@ -36,9 +38,12 @@ class Promotion:
         self._context, self._catalog, self._sessions = context, context.catalog, sessions
         self._rewinding, self._effects = rewinding, effects
 
-    def promote(self, branch: Trajectory, into: Trajectory | None, *, leave_behind: bool, compensate: bool) -> Snapshot:
+    def promote(self, branch: Trajectory, request: PromoteRequest) -> Snapshot:
         """See `BranchingService.promote`."""
-        target = into or self._origin(branch)
+        into = request.into
+        target = (
+            self._origin(branch) if into is None else self._catalog.refs.find_trajectory(check_ref(into, "trajectory"))
+        )
         self._check_related(branch, target)
         with self._context.pins.pinned(self._settle_head(branch)) as head:
             self._rewinding.check_files(target, head)
@@ -46,14 +51,14 @@ class Promotion:
             kept = self._rewinding.common_messages(head, common)
             messages, entries = self._messages_since(head, kept), self._copy_entries(branch, head, common)
             with self._sessions.start_for_change(target) as sandbox:
-                if compensate:
+                if request.compensate:
                     with self._rewinding.quieten(sandbox, "promote a branch to"):
                         self._rewinding.settle(sandbox, mind=True)
                         left = self._effects.beyond(self._catalog.trajectories.get(target.id), head)
                     self._effects.run_all(target, left, "`snapshotd promote --yes` leaves the call behind")
                 with self._rewinding.quieten(sandbox, "promote a branch to"):
                     self._rewinding.settle(sandbox, mind=True)
-                    if sandbox.head != common.id and not (leave_behind or compensate):
+                    if sandbox.head != common.id and not (request.leave_behind or request.compensate):
                         raise Conflict(
                             self._divergence(branch, self._catalog.trajectories.get(target.id), head, common)
                         )

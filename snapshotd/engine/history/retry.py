@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from snapshotd.api.history import TaskInfo
+from snapshotd.api.history import RetryRequest, TaskInfo
 from snapshotd.engine.base import Effect
 from snapshotd.engine.context import Context
 from snapshotd.engine.history.effects import Effects, task_of
@@ -72,15 +72,15 @@ class Retry:
         self._context, self._catalog, self._sessions = context, context.catalog, sessions
         self._rewinding, self._effects = rewinding, effects
 
-    def retry(self, trajectory: Trajectory, name: str, *, compensate: bool) -> Snapshot:
+    def retry(self, trajectory: Trajectory, request: RetryRequest) -> Snapshot:
         """See `BranchingService.retry`, without the resumption."""
         with self._sessions.start_for_change(trajectory) as sandbox:
             with self._rewinding.quieten(sandbox, "retry a task of"):
                 self._rewinding.settle(sandbox, mind=True)
                 head = self._catalog.snapshots.get(sandbox.head)
             with self._context.pins.pinned(head.id):
-                plan = self._plan(self._catalog.trajectories.get(trajectory.id), head, name)
-                if compensate:
+                plan = self._plan(self._catalog.trajectories.get(trajectory.id), head, request.task)
+                if request.compensate:
                     self._effects.run_all(
                         trajectory, plan.effects, "`snapshotd retry --no-compensate` leaves the call behind"
                     )
@@ -90,7 +90,7 @@ class Retry:
                 ):
                     self._rewinding.settle(sandbox, mind=True)
                     call = marker(
-                        "retry", {"task": name, "to": target.id, "kept": [kept.task.name for kept in plan.kept]}
+                        "retry", {"task": request.task, "to": target.id, "kept": [kept.task.name for kept in plan.kept]}
                     )
                     entries = [entry for kept in plan.kept for entry in self._copy_entries(kept)]
                     return self._rewinding.switch(

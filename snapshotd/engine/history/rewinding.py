@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
+from snapshotd.api.history import RewindQuery, RewindRequest
 from snapshotd.engine import requests
-from snapshotd.engine.base import RewindMode, RewindPreview
+from snapshotd.engine.base import RewindPreview
 from snapshotd.engine.context import Context
 from snapshotd.engine.history.effects import Effects
 from snapshotd.engine.markers import is_marker
@@ -61,11 +62,12 @@ class Rewinding:
 
     # -- verbs ---------------------------------------------------------------------------------------------------------
 
-    def rewind(self, trajectory: Trajectory, to: Snapshot, mode: RewindMode, *, compensate: bool) -> Snapshot:
+    def rewind(self, trajectory: Trajectory, to: Snapshot, request: RewindRequest) -> Snapshot:
         """See `BranchingService.rewind`. `to` is pinned."""
+        mode = request.mode
         self._check(trajectory, to, mode)
         with self._sessions.start_for_change(trajectory) as sandbox:
-            if compensate and mode != "files":
+            if request.compensate and mode != "files":
                 with self.quieten(sandbox, "rewind"):
                     effects = self._effects.beyond(self._catalog.trajectories.get(trajectory.id), to)
                 self._effects.run_all(trajectory, effects, "`snapshotd rewind --yes` leaves the call behind")
@@ -94,11 +96,12 @@ class Rewinding:
                     sandbox, marker("undo", {"of": last.id, "to": before.id}), files=before, follows=before
                 )
 
-    def preview(self, trajectory: Trajectory, to: Snapshot, mode: RewindMode, max_files: int) -> RewindPreview:
+    def preview(self, trajectory: Trajectory, to: Snapshot, query: RewindQuery) -> RewindPreview:
         """See `BranchingService.preview_rewind`."""
+        mode = query.mode
         self._check(trajectory, to, mode)
         head = self._catalog.snapshots.get(trajectory.head)
-        files, count = ((), 0) if mode == "conversation" else self._changes(trajectory, head, to, max_files)
+        files, count = ((), 0) if mode == "conversation" else self._changes(trajectory, head, to, query.max_files)
         if mode == "files":
             return RewindPreview(head.id, to.id, mode, files, count, (), ())
         effects = self._effects.beyond(trajectory, to)

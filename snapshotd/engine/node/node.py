@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from snapshotd.api.stats import NodeStats
+from snapshotd.api.service import NodeStats
 from snapshotd.engine.context import Context
 from snapshotd.engine.node.base import Publisher
 from snapshotd.engine.node.rights import NodeParts, NodeRights

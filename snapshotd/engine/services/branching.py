@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
 
-from snapshotd.api.record import About, Bounds
-from snapshotd.api.wire import LIST_MAX, PREVIEW_FILES, check_ref
+from snapshotd.api.history import PromoteRequest, RetryRequest, RewindQuery, RewindRequest
+from snapshotd.api.wire import check_ref
 from snapshotd.engine.base import (
     ITSELF,
     EditRequest,
@@ -16,7 +15,6 @@ from snapshotd.engine.base import (
     Merged,
     MergeRequest,
     Opener,
-    RewindMode,
     RewindPreview,
     Variant,
 )
@@ -104,16 +102,7 @@ class BranchingService:
                 request=present(),
             )
 
-    def rewind(
-        self,
-        ref: str,
-        to: str,
-        *,
-        mode: RewindMode = "both",
-        compensate: bool = False,
-        session: str | None = None,
-        opener: Opener = ITSELF,
-    ) -> Snapshot:
+    def rewind(self, ref: str, request: RewindRequest, *, opener: Opener = ITSELF) -> Snapshot:
         """Go back to an older snapshot, in place; recorded as a new snapshot, and `undo` takes it back.
 
         Nothing is destroyed. Commands in the background are ended, as `interrupted`; changes since the head are captured
@@ -128,36 +117,21 @@ class BranchingService:
         files since; NotFound: it has changed none; UsageError: the trajectory is no folder's. `opener`: who opens that
         folder. NotFound: there is none at its path; Conflict: another one is there; Unsupported: the opener cannot be
         seen."""
-        check_ref(to)
         trajectory = self._trajectory(ref)
-        is_folder = _is_folder(trajectory, session)
-        with self._context.pins.pinned(self._snapshot(to).id) as target:
+        is_folder = _is_folder(trajectory, request.session)
+        with self._context.pins.pinned(self._snapshot(request.to).id) as target:
             if is_folder:
-                return self._folder_rewinds.rewind(trajectory, target, opener, mode, session)
-            return self._rewinding.rewind(trajectory, target, mode, compensate=compensate)
+                return self._folder_rewinds.rewind(trajectory, target, opener, request)
+            return self._rewinding.rewind(trajectory, target, request)
 
-    def preview_rewind(
-        self,
-        ref: str,
-        to: str,
-        *,
-        mode: RewindMode = "both",
-        max_files: Annotated[
-            int, Bounds(ge=0, le=LIST_MAX), About("At most so many changed files are listed.")
-        ] = PREVIEW_FILES,
-        session: Annotated[
-            Annotated[str, Bounds(min_length=1, max_length=256)] | None, About("As in the request that rewinds.")
-        ] = None,
-        opener: Opener = ITSELF,
-    ) -> RewindPreview:
+    def preview_rewind(self, ref: str, query: RewindQuery, *, opener: Opener = ITSELF) -> RewindPreview:
         """The effect that a rewind would have. Changes nothing."""
-        check_ref(to)
         trajectory = self._trajectory(ref)
-        is_folder = _is_folder(trajectory, session)
-        with self._context.pins.pinned(self._snapshot(to).id) as target:
+        is_folder = _is_folder(trajectory, query.session)
+        with self._context.pins.pinned(self._snapshot(query.to).id) as target:
             if is_folder:
-                return self._folder_rewinds.preview(trajectory, target, opener, mode, max_files, session)
-            return self._rewinding.preview(trajectory, target, mode, max_files)
+                return self._folder_rewinds.preview(trajectory, target, opener, query)
+            return self._rewinding.preview(trajectory, target, query)
 
     def undo(self, ref: str, *, opener: Opener = ITSELF) -> Snapshot:
         """Take the last rewind (or undo) back.
@@ -169,9 +143,7 @@ class BranchingService:
             return self._folder_rewinds.undo(trajectory, opener)
         return self._rewinding.undo(trajectory)
 
-    def promote(
-        self, ref: str, *, into: str | None = None, leave_behind: bool = False, compensate: bool = False
-    ) -> Snapshot:
+    def promote(self, ref: str, request: PromoteRequest) -> Snapshot:
         """Make a fork's head the head of the trajectory that it was forked from, in place; recorded there as a new snapshot,
         and `undo` takes it back.
 
@@ -179,8 +151,7 @@ class BranchingService:
         fork stays as it is. Conflict: it is no fork of it, or took no step; something runs in either sandbox; the
         trajectory took steps since the fork, unless `leave_behind` or `compensate`, which runs compensations first, as
         `rewind` does. LimitExceeded: the mind is too large to be copied."""
-        target = None if into is None else self._trajectory(check_ref(into, "trajectory"))
-        return self._promotion.promote(self._trajectory(ref), target, leave_behind=leave_behind, compensate=compensate)
+        return self._promotion.promote(self._trajectory(ref), request)
 
     def merge(self, ref: str, request: MergeRequest) -> Merged:
         """Bring what changed between two snapshots to a trajectory, in place: three-way, all in one step, which is recorded
@@ -206,16 +177,16 @@ class BranchingService:
             self._sessions.services.revive(sandbox)
         return edited
 
-    def retry(self, ref: str, task: str, *, compensate: bool = True, resume: bool = True) -> Snapshot:
+    def retry(self, ref: str, request: RetryRequest) -> Snapshot:
         """Go back to before a task began, compensate its irreversible calls, and let the program go on from there.
 
         Files and mind go back; without `resume` no program goes on. Tasks that completed after it and do not depend on it
         stay completed, with their files. NotFound: no such task."""
         trajectory = self._trajectory(ref)
-        if resume:
+        if request.resume:
             self._check_program(trajectory)
-        snapshot = self._retry.retry(trajectory, task, compensate=compensate)
-        if resume:
+        snapshot = self._retry.retry(trajectory, request)
+        if request.resume:
             self._resumes.resume(self._catalog.trajectories.get(trajectory.id), ())
         return snapshot
 

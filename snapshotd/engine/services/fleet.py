@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from snapshotd.api.fleet import FleetNodeInfo, FleetSnapshotInfo, ReservationInfo
-from snapshotd.api.stats import NodeStats
+from snapshotd.api.service import NodeStats
 from snapshotd.catalog.base import Catalog
 from snapshotd.errors import NotFound, UsageError
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from snapshotd.api.snapshots import FileStatus
+from snapshotd.api.snapshots import FileStatus, LogQuery
 from snapshotd.api.wire import check_ref
 from snapshotd.catalog.base import CallFacts
 from snapshotd.engine import markers
@@ -80,11 +80,12 @@ class SnapshotService:
         """See `markers.is_marker`."""
         return markers.is_marker(self._catalog, snapshot, names)
 
-    def log(self, ref: str, last: int | None = None, *, before: int | None = None) -> list[Snapshot]:
+    def log(self, ref: str, query: LogQuery | None = None) -> list[Snapshot]:
         """A trajectory's own snapshots, oldest first; with `before`, only those with a smaller `seq`; with `last`, only
         this number of the newest. Here and in
         `snapshot`, `files` is None until a background thread has counted the changes; no call waits for that."""
-        return self._catalog.snapshots.of_trajectory(self._catalog.refs.find_trajectory(ref).id, last, before=before)
+        asked, line = query or LogQuery(), self._catalog.refs.find_trajectory(ref).id
+        return self._catalog.snapshots.of_trajectory(line, asked.last, before=asked.before)
 
     def of_tenant(self, tenant: str, among: TrajectoryID | None = None) -> set[TrajectoryID]:
         """The ids of a tenant's trajectories: all, or the one of `among` if it is one."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 
 from snapshotd.api.forms import iso_time, milliseconds
-from snapshotd.api.stats import NodeStats, PauseMinute, PauseStats, SandboxStats, StatsInfo, TrajectoryDisk
+from snapshotd.api.service import NodeStats, PauseMinute, PauseStats, SandboxStats, StatsInfo, TrajectoryDisk
 from snapshotd.api.storage import UsageInfo
 from snapshotd.engine.context import Context
 from snapshotd.engine.pauses import BOUNDS_NS, Pauses

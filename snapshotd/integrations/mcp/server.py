@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from snapshotd import __version__
 from snapshotd.api import operations
+from snapshotd.api.operation import READ
 from snapshotd.api.record import Json
 from snapshotd.client import AsyncSnapshotd
 from snapshotd.client.exchange import use_keys
@@ -167,7 +168,7 @@ class SnapshotdServer(MCPServer[Any]):
 
 def _is_offered(row: ToolRow, options: McpOptions) -> bool:
     """True if clients get a tool. With `only`, a fork alone makes another trajectory."""
-    if options.read_only and row.operation.scope != operations.READ:
+    if options.read_only and row.operation.scope != READ:
         return False
     return options.only is None or row.operation not in (operations.CREATE, operations.RUN_AGENT)
 

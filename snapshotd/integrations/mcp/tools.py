@@ -18,8 +18,7 @@ from mcp.server.mcpserver import Context
 from mcp_types import ToolAnnotations
 from pydantic import Field
 
-from snapshotd.api import operations
-from snapshotd.api.operations import Operation
+from snapshotd.api.operation import READ, Operation
 from snapshotd.api.trajectories import TrajectoryInfo
 from snapshotd.client import AsyncSnapshotd
 from snapshotd.integrations.mcp import answers
@@ -64,7 +63,7 @@ def tool(
 ) -> Callable[[F], F]:
     """Declares a tool. Its operation says if it only reads. `destructive`: it may end or replace what is there (a rewind
     brings files back, not what ran); `outside`: what it runs may reach more than the sandbox."""
-    reads = operation.scope == operations.READ
+    reads = operation.scope == READ
     hints = ToolAnnotations(
         title=title,
         read_only_hint=reads,

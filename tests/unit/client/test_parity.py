@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import ast
 import inspect
-from typing import Any
+import sys
+from typing import Any, is_typeddict
 
 import pytest
 
 from snapshotd import client
+from snapshotd.api.commands import ExecRequest
+from snapshotd.api.history import RewindQuery
+from snapshotd.api.operations import OPERATIONS
+from snapshotd.api.record import types_of
+from snapshotd.api.trajectories import CreateRequest, LimitsRequest
 from snapshotd.cli.main import find_commands
 from snapshotd.client import AsyncSnapshotd, Snapshotd
 from tests.own_sources import texts, walk
@@ -80,6 +86,16 @@ ONLY_METHODS = {
 }
 """Methods without a command of their own."""
 
+RECORDS = {one.__name__: one for row in OPERATIONS.values() for one in (row.body, row.query) if isinstance(one, type)}
+SENT_IN = {
+    "CommandOptions": ExecRequest,
+    "LimitOptions": LimitsRequest,
+    "RewindPreviewOptions": RewindQuery,
+    "SandboxOptions": CreateRequest,
+    "TrialOptions": ExecRequest,
+}
+"""Keyword lists whose record has another name."""
+
 
 def methods(cls: type) -> dict[str, Any]:
     return {name: value for name, value in inspect.getmembers(cls) if not name.startswith("_")}
@@ -113,6 +129,21 @@ def test_both_clients_have_the_same_methods_with_the_same_parameters(name: str) 
     for method in plain:
         if callable(plain[method]):
             assert shape(plain[method]) == shape(asynchronous[method]), f"{name}.{method}"
+
+
+def test_the_clients_keywords_are_members_of_what_they_are_sent_in() -> None:
+    """A keyword list stands beside its record, and a keyword that no record has would be sent nowhere."""
+    found = {}
+    for module in {sys.modules[one.__module__] for one in RECORDS.values()}:
+        for name, keywords in vars(module).items():
+            if name.endswith("Options") and is_typeddict(keywords) and keywords.__module__ == module.__name__:
+                stem = name.removesuffix("Options")
+                record = SENT_IN.get(name) or RECORDS.get(f"{stem}Request") or RECORDS[f"{stem}Query"]
+                members = {*types_of(record), *(types_of(LimitsRequest) if "limits" in types_of(record) else ())}
+                members = {one.removesuffix("_s").removesuffix("_bytes") for one in members}
+                found[name] = keywords.__annotations__.keys() - members
+    assert {name: left for name, left in found.items() if left} == {}
+    assert len(found) > 8
 
 
 def shape(method: Any) -> list[tuple[str, Any, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from snapshotd.api.find import FindInfo, HitInfo
-from snapshotd.api.stats import (
+from snapshotd.api.service import (
     NodeStats,
     PauseMinute,
     PauseStats,

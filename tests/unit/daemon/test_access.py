@@ -20,8 +20,8 @@ from urllib.parse import SplitResult, quote, urlencode, urlsplit
 import pytest
 
 from snapshotd.api import operations
-from snapshotd.api.access import Scope
-from snapshotd.api.operations import ADMIN, OPERATIONS, READ, Operation
+from snapshotd.api.operation import ADMIN, READ, Operation, Scope
+from snapshotd.api.operations import OPERATIONS
 from snapshotd.api.record import ApiRecord, Request, types_of
 from snapshotd.api.wire import API_PREFIX
 from snapshotd.catalog.base import as_tenant

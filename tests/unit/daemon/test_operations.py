@@ -8,7 +8,8 @@ from typing import Any, get_type_hints
 import pytest
 
 from snapshotd import types as t
-from snapshotd.api.operations import OPERATIONS, Operation
+from snapshotd.api.operation import Operation
+from snapshotd.api.operations import OPERATIONS
 from snapshotd.api.record import decode, encode, encode_masked
 from snapshotd.api.snapshots import CallStatus, ChangeInfo, SnapshotInfo
 from snapshotd.api.trajectories import CreateRequest, Provider

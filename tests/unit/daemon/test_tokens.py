@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.api.access import Scope
-from snapshotd.api.operations import ADMIN, APPROVE, READ, RUN
+from snapshotd.api.operation import ADMIN, APPROVE, READ, RUN, Scope
 from snapshotd.daemon.access.tokens import PREFIX, TOKENS_MAX, Token, Tokens
 from snapshotd.errors import Conflict, DataLoss, LimitExceeded, NotFound, NotPermitted, UsageError, VersionMismatch
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.api.operations import ADMIN, OPERATIONS
+from snapshotd.api.operation import ADMIN
+from snapshotd.api.operations import OPERATIONS
 from snapshotd.errors import Conflict
 from snapshotd.page.server import PageServer
 from tests.unit.page.browser import AWAY, Browser

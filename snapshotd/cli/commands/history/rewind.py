@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from snapshotd.api.history import RewindMode
 from snapshotd.cli.changes import change_json, change_line
 from snapshotd.cli.command import ask, connect, declare, is_terminal, json_option, refuse
 from snapshotd.cli.commands.history.effects import effect_row
@@ -16,7 +17,6 @@ from snapshotd.cli.text import print_json, printable
 from snapshotd.cli.values import complete_snapshot, complete_trajectory
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.results import EffectInfo, RewindPreview
-from snapshotd.client.verbs.history import Mode
 from snapshotd.terms import short
 
 _EXAMPLES = [
@@ -56,7 +56,7 @@ def command(
     ctx: click.Context,
     trajectory: str,
     snapshot: str,
-    mode: Mode | None,
+    mode: RewindMode | None,
     preview: bool,
     compensate: bool,
     session: str | None,
@@ -80,7 +80,7 @@ def command(
     "untouched"}.
     """
     client = connect(ctx)
-    chosen: Mode = mode or "both"
+    chosen: RewindMode = mode or "both"
     if preview:
         found = client.preview_rewind(trajectory, snapshot, mode=chosen, session=session)
         if as_json:

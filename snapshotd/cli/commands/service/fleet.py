@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from snapshotd.api.stats import NodeStats
+from snapshotd.api.service import NodeStats
 from snapshotd.cli.command import connect, declare, declare_group, json_option
 from snapshotd.cli.text import print_json, printable, size, table
 from snapshotd.client.client import Snapshotd

@@ -6,7 +6,8 @@ from typing import get_args
 
 import click
 
-from snapshotd.api.access import Scope, TokenInfo
+from snapshotd.api.access import TokenInfo
+from snapshotd.api.operation import Scope
 from snapshotd.cli.command import connect, declare, declare_group, json_option
 from snapshotd.cli.text import print_answer, print_json, print_list
 from snapshotd.cli.values import Duration, Name

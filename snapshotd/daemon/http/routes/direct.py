@@ -11,7 +11,8 @@ from typing import Annotated, Any, get_type_hints
 from fastapi import Path as PathParameter
 from fastapi import Query
 
-from snapshotd.api.operations import OPERATIONS, Operation
+from snapshotd.api.operation import Operation
+from snapshotd.api.operations import OPERATIONS
 from snapshotd.api.record import About, types_of
 from snapshotd.api.wire import BYTES
 from snapshotd.catalog.base import present_tenant
@@ -37,8 +38,9 @@ _SERVICES = get_type_hints(Engine)
 
 
 def _register(operation: Operation[Any], by: str) -> None:
-    """Names in the path become the method's first arguments, and fields of the body those of the same names. Its other
-    arguments stand in the query, but for an `Opener`. A path of a sandbox, in the body or in the query, is called NAME_b64."""
+    """Names in the path become the method's first arguments. It takes the body, or the query, as the record that the operation
+    names, or fields of the body by their names. Its other arguments stand in the query, but for an `Opener`. A path of a
+    sandbox, in the body or in the query, is called NAME_b64."""
     service_name, _, method_name = by.partition(".")
     method = getattr(_SERVICES[service_name], method_name or operation.name)
     types = get_type_hints(method, include_extras=True)
@@ -52,11 +54,21 @@ def _register(operation: Operation[Any], by: str) -> None:
     if isinstance(operation.body, type):
         taken.append(_argument("body", operation.body))
         fields = set(types_of(operation.body))
+    whole = {
+        parameter.name: name
+        for name, record in (("body", operation.body), ("query", operation.query))
+        for parameter in parameters
+        if record is not None and types[parameter.name] is record
+    }
+    if "query" in whole.values():
+        taken.append(_argument("query", operation.query))
     if operation.once:
         taken.append(_argument("named", NamedDep))
     paths = {f"{name}_b64": name for name, kind in types.items() if kind is bytes}
     for parameter in parameters[len(places) :]:
         name, kind = parameter.name, types[parameter.name]
+        if name in whole:
+            continue
         if kind is Opener:
             taken.append(_argument(name, OpenerDep))
         elif kind is bytes and f"{name}_b64" not in fields:
@@ -66,14 +78,17 @@ def _register(operation: Operation[Any], by: str) -> None:
 
     def call(service: Any, given: dict[str, Any]) -> Any:
         at = [given.pop(name) for name in places]
+        records = {name: given.pop(record) for name, record in whole.items()}
+        if (body := given.pop("body", None)) is not None:
+            given |= vars(body)
         options = {
             paths.get(name, name): sandbox_path(value) if name in paths else value for name, value in given.items()
         }
-        return partial(getattr(getattr(service.engine, service_name), method.__name__), *at, **options)
+        return partial(getattr(getattr(service.engine, service_name), method.__name__), *at, **records, **options)
 
     def handle(**given: Any) -> Any:
-        service, body, named = given.pop("service"), given.pop("body", None), given.pop("named", None)
-        answer = call(service, given if body is None else given | vars(body))
+        service, body, named = given.pop("service"), given.get("body"), given.pop("named", None)
+        answer = call(service, given)
         if named is not None:
             return step_once(service, named, body, answer)
         return _seen(service, answer()) if operation.own else answer()

@@ -14,8 +14,9 @@ from starlette.responses import Response
 
 from snapshotd.api import operations
 from snapshotd.api.commands import ExecRequest
+from snapshotd.api.snapshots import LogQuery
 from snapshotd.api.trajectories import CreatedInfo, CreateRequest, ForkRequest, RunAgentRequest
-from snapshotd.api.wire import LOG_MAX, STDIN_WINDOW_BYTES, check_ref
+from snapshotd.api.wire import STDIN_WINDOW_BYTES, check_ref
 from snapshotd.daemon.http import carrying, encoding, streams
 from snapshotd.daemon.http.attending import Lines, attend, until_gone
 from snapshotd.daemon.http.decoding import check, variant
@@ -91,14 +92,9 @@ async def run(request: Request, body: RunAgentRequest, service: ServiceDep, name
 
 
 @handles(operations.LOG)
-def log(
-    ref: Ref,
-    service: ServiceDep,
-    last: Annotated[int | None, Query(ge=1, le=LOG_MAX)] = None,
-    before: Annotated[int | None, Query(ge=0, le=LOG_MAX)] = None,
-) -> Response:
+def log(ref: Ref, query: LogQuery, service: ServiceDep) -> Response:
     """Its snapshots, oldest first; with `before`, only those whose `seq` is smaller; with `last`, only this number of the newest."""
-    found = service.engine.snapshots.log(ref, last, before=before)
+    found = service.engine.snapshots.log(ref, query)
     return streams.answer_list(service.engine.snapshots.look_at(found))
 
 

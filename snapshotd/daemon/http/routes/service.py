@@ -11,8 +11,7 @@ from starlette.responses import Response
 import snapshotd
 from snapshotd import types as t
 from snapshotd.api import operations
-from snapshotd.api.service import VersionInfo
-from snapshotd.api.stats import DISK_MAX, StatsInfo
+from snapshotd.api.service import DISK_MAX, StatsInfo, VersionInfo
 from snapshotd.api.wire import API_VERSION, check_ref
 from snapshotd.catalog.base import present_tenant
 from snapshotd.daemon.http.metrics import METRICS_TYPE, write_metrics

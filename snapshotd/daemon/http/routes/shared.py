@@ -4,6 +4,7 @@ that are made once."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import hashlib
 import inspect
@@ -23,8 +24,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from snapshotd.api.operations import Operation
-from snapshotd.api.record import Json, encode_given, encode_masked
+from snapshotd.api.operation import Operation
+from snapshotd.api.record import Json, encode_given, encode_masked, types_of
 from snapshotd.api.service import ErrorAnswer
 from snapshotd.api.wire import API_PREFIX, KEY_HEADER, RECALL_HEADER, check_ref
 from snapshotd.catalog.base import as_tenant, present_tenant
@@ -115,18 +116,23 @@ class _JsonRoute(APIRoute):
                 else Response(json_bytes(answer), operation.status, media_type=JSON)
             )
 
+        def checked(given: dict[str, Any]) -> dict[str, Any]:
+            if operation.query is not None:
+                given["query"] = operation.query(**{name: given.pop(name) for name in types_of(operation.query)})
+            check(given.get("body"))
+            check(given.get("query"))
+            return given
+
         if inspect.iscoroutinefunction(endpoint):
 
             @functools.wraps(endpoint)
             async def answering(*args: Any, **kwargs: Any) -> Any:
-                check(kwargs.get("body"))
-                return encoded(await endpoint(*args, **kwargs))
+                return encoded(await endpoint(*args, **checked(kwargs)))
         else:
 
             @functools.wraps(endpoint)
             def answering(*args: Any, **kwargs: Any) -> Any:
-                check(kwargs.get("body"))
-                return encoded(endpoint(*args, **kwargs))
+                return encoded(endpoint(*args, **checked(kwargs)))
 
         super().__init__(path, answering, **{**options, "response_model": None, "responses": None})
 
@@ -178,6 +184,8 @@ def handles(
         options["openapi_extra"]["requestBody"] = body
 
     def register(handler: H) -> H:
+        if operation.query is not None:
+            vars(handler)["__signature__"] = _with_members(inspect.signature(handler), operation.query)
         route = OperationRoute(
             operation,
             handler,
@@ -191,6 +199,21 @@ def handles(
         return handler
 
     return register
+
+
+def _with_members(signature: inspect.Signature, record: Any) -> inspect.Signature:
+    """The signature with the members of a record in the place of its argument `query`."""
+    parameters = dict(signature.parameters)
+    del parameters["query"]
+    for member in dataclasses.fields(record):
+        parameters[member.name] = inspect.Parameter(
+            member.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=types_of(record)[member.name],
+            default=inspect.Parameter.empty if member.default is dataclasses.MISSING else member.default,
+        )
+    first = sorted(parameters.values(), key=lambda one: (one.kind, one.default is not inspect.Parameter.empty))
+    return signature.replace(parameters=first)
 
 
 async def _service(request: Request) -> Service:  # async, or FastAPI has a thread call it

@@ -11,7 +11,8 @@ import stat
 from dataclasses import asdict
 from typing import Any
 
-from snapshotd.engine.base import Opener, RewindMode, RewindPreview
+from snapshotd.api.history import RewindQuery, RewindRequest
+from snapshotd.engine.base import Opener, RewindPreview
 from snapshotd.engine.context import Context
 from snapshotd.engine.folders import transcripts
 from snapshotd.engine.folders.calls import parts_of
@@ -60,18 +61,17 @@ class FolderRewinds:
             changed = history.sessions()
             return next((one for one in mine if history.first_of(one) in changed and len(changed) > 1), None)
 
-    def rewind(
-        self, trajectory: Trajectory, to: Snapshot, opener: Opener, mode: RewindMode, session: str | None = None
-    ) -> Snapshot:
+    def rewind(self, trajectory: Trajectory, to: Snapshot, opener: Opener, request: RewindRequest) -> Snapshot:
         """See `BranchingService.rewind`. Only files that the agent has touched since are put back; the conversation becomes a new
         session of the agent. The call of the snapshot names the command that goes on with it (`resume`), and what had
         to stay (`left`). `to` is pinned."""
         self._check_target(trajectory, to)
+        mode = request.mode
         with self._held.reopen(trajectory, opener) as (folder, root):
             self._recorder.settle(folder, root)
             facts: dict[str, Any] = {"to": to.id, "mode": mode, "from": self._recorder.head(folder).id}
             history = History.since(self._context, trajectory, to.seq)
-            chosen = history.choose_owners(session, to) if mode != "conversation" else set()
+            chosen = history.choose_owners(request.session, to) if mode != "conversation" else set()
             line = self._cut_session(folder, to) if mode != "files" else None
             return self._put_back(folder, root, "rewind", facts, to, (history, chosen), line)
 
@@ -90,16 +90,9 @@ class FolderRewinds:
             history = History.since(self._context, trajectory, before.seq)
             return self._put_back(folder, root, "undo", facts, before, (history, chosen), session)
 
-    def preview(
-        self,
-        trajectory: Trajectory,
-        to: Snapshot,
-        opener: Opener,
-        mode: RewindMode,
-        max_files: int,
-        session: str | None = None,
-    ) -> RewindPreview:
+    def preview(self, trajectory: Trajectory, to: Snapshot, opener: Opener, query: RewindQuery) -> RewindPreview:
         """See `BranchingService.preview_rewind`."""
+        mode = query.mode
         self._check_target(trajectory, to)
         found, left = RewindPlan(), list[str]()
         with self._held.reopen(trajectory, opener) as (folder, root):
@@ -109,14 +102,14 @@ class FolderRewinds:
                 history = History.since(self._context, trajectory, to.seq)
                 for part in parts_of(scan, touches, folder.calls, None, folder.agents):
                     history.add(part.changes)
-                found = self._plan(folder, head, to, history, history.choose_owners(session, to))
+                found = self._plan(folder, head, to, history, history.choose_owners(query.session, to))
                 left = describe_left(found.left | self._find_blind(folder, root, to))
         messages: tuple[Message, ...] = ()
         if mode != "files" and self._recorder.session_of(head).get("session") == self._recorder.session_of(to).get(
             "session"
         ):
             messages = tuple(self._catalog.conversations.read(head.id, min(to.messages, head.messages)))
-        changes = tuple(found.changes[:max_files])
+        changes = tuple(found.changes[: query.max_files])
         return RewindPreview(head.id, to.id, mode, changes, len(found.changes), messages, (), tuple(left))
 
     def _put_back(
