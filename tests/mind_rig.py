@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from snapshotd.api.commands import CommandFields
-from snapshotd.api.trajectories import CreateRequest
+from snapshotd.api.trajectories import CreateRequest, RemoveQuery
 from snapshotd.config import read
 from snapshotd.daemon.host import AS_ROOT, Footing, become_able, footing_of
 from snapshotd.daemon.wiring import open_engine
@@ -143,7 +143,7 @@ def clear(opened: Engine) -> None:
     """Remove all trajectories, forks before what they were forked from, for the next test with the same engine."""
     opened.storage.flush()  # what is not stored keeps what it was made from
     for trajectory in sorted(opened.snapshots.trajectories(), key=lambda one: one.created_at_ns, reverse=True):
-        opened.runs.remove(trajectory.id, force=True)
+        opened.runs.remove(trajectory.id, RemoveQuery(force=True))
 
 
 def reopened(state_dir: Path, footing: Footing = AS_ROOT) -> Engine:

@@ -203,6 +203,14 @@ class FileFields(Request):
     """Null: that of the file that is there, or 0644."""
 
 
+class MergeOptions(TypedDict, total=False):
+    """The keywords by which the client takes a `MergeRequest`."""
+
+    base: str | None
+    path: str | bytes | None
+    dry_run: bool
+
+
 @record(frozen=True)
 class MergeRequest(Request):
     """Brings what changed between two snapshots to the head of a trajectory."""

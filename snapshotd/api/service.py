@@ -115,7 +115,7 @@ class NodeStats(ApiRecord):
     state: Annotated[str, OneOf("leased", "draining", "lost")]
     """`lost`: its lease has run out, and others may take its trajectories over."""
     lease_s: float
-    """Left of its lease."""
+    """Seconds that are left of the node's lease; 0: it has run out."""
     trajectory_count: int
     free_memory_bytes: int
     starting_count: int

@@ -193,6 +193,12 @@ class RestoreInfo(ApiRecord):
     """Everything the target could not hold, one sentence each."""
 
 
+class SnapshotOptions(TypedDict, total=False):
+    """The keywords by which the client takes a `SnapshotRequest`, besides `name`."""
+
+    if_changed: bool
+
+
 @record(frozen=True)
 class SnapshotRequest(Request):
     name: str | None = None

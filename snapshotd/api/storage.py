@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypedDict
 
 from snapshotd.api.operation import ADMIN, READ, RUN, Operation
 from snapshotd.api.record import ApiRecord, Bounds, Request, SandboxPath, field, record
@@ -52,6 +52,13 @@ class UsageInfo(ApiRecord):
     """Most that `cache_bytes` may be."""
 
 
+class PruneOptions(TypedDict, total=False):
+    """The keywords by which the client takes a `PruneRequest`, besides `policy`."""
+
+    dry_run: bool
+    grace_s: float
+
+
 @record(frozen=True)
 class PruneRequest(Request):
     policy: Policy | None = None
@@ -89,6 +96,12 @@ class PruneInfo(ApiRecord):
     repository_bytes: int
 
 
+class CheckOptions(TypedDict, total=False):
+    """The keywords by which the client takes a `CheckRequest`."""
+
+    read_data: bool
+
+
 @record(frozen=True)
 class CheckRequest(Request):
     read_data: bool = False
@@ -123,6 +136,29 @@ class CheckInfo(ApiRecord):
     """Damages that were found."""
     unreadable: tuple[str, ...]
     """Snapshots that cannot be read in full."""
+
+
+ExportForm = Literal["bundle", "oci", "tar", "atif", "jsonl"]
+"""A bundle, an image, a plain tree; the last two hold what was said and done, and no files."""
+
+
+class ExportOptions(TypedDict, total=False):
+    """The keywords by which the client takes an `ExportQuery`, besides `since`."""
+
+    form: ExportForm
+    whole: bool
+    forks: bool
+
+
+@record(frozen=True)
+class ExportQuery(Request):
+    form: ExportForm = "bundle"
+    whole: bool = False
+    """The trajectory up to the snapshot."""
+    since: str | None = None
+    """Only what came after this snapshot."""
+    forks: bool = False
+    """The trajectories that were forked from it, too; for atif and jsonl."""
 
 
 @record(frozen=True)
@@ -185,7 +221,7 @@ CLEAR_POLICY = Operation[None]("DELETE", "/policy", None, ADMIN, "storage")
 PRUNE = Operation[Any]("POST", "/prune", LINES, ADMIN, "storage", body=PruneRequest)
 CHECK = Operation[Any]("POST", "/check", LINES, ADMIN, "storage", body=CheckRequest)
 REPAIR = Operation[Any]("POST", "/repair", LINES, ADMIN, "storage")
-EXPORT = Operation[Any]("GET", "/snapshots/{ref}/export", FRAMES, READ, "storage")
+EXPORT = Operation[Any]("GET", "/snapshots/{ref}/export", FRAMES, READ, "storage", query=ExportQuery)
 IMPORT_BUNDLE = Operation[Any]("POST", "/import", LINES, ADMIN, "storage", body=BYTES)
 MOUNT = Operation[None]("POST", "/mount", None, ADMIN, "storage", body=MountRequest)
 UNMOUNT = Operation[None]("POST", "/umount", None, ADMIN, "storage", body=MountRequest)

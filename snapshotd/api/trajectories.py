@@ -294,6 +294,27 @@ class VariantFields(Request):
     """The fields that are given go before the source's limits."""
 
 
+class _ForkedOptions(TypedDict, total=False):
+    args: Sequence[str] | None
+    name: str | None
+    resume: bool
+    variants: Mapping[str, Mapping[str, Any]] | None
+
+
+class ForkOptions(_ForkedOptions, total=False):
+    """The keywords by which the client takes a `ForkRequest`, besides `n`. `variants` are the keywords in which each child
+    differs, by its label."""
+
+    idle_timeout: float | None
+
+
+class ForkQueueOptions(_ForkedOptions, total=False):
+    """The same for a `ForkQueueRequest`."""
+
+    parallel: int | None
+    keep_going: bool
+
+
 @record(frozen=True)
 class ForkRequest(Request):
     n: Annotated[int, Bounds(ge=1, le=FORK_MAX)] = unset()
@@ -312,6 +333,28 @@ class ForkRequest(Request):
     def count(self) -> Any:
         """The number of forks."""
         return len(self.variants) or 1 if not isinstance(self.n, int) else self.n
+
+
+class StopOptions(TypedDict, total=False):
+    """The keywords by which the client takes a `StopQuery`."""
+
+    discard: bool
+
+
+@record(frozen=True)
+class StopQuery(Request):
+    discard: bool = False
+
+
+class RemoveOptions(TypedDict, total=False):
+    """The keywords by which the client takes a `RemoveQuery`."""
+
+    force: bool
+
+
+@record(frozen=True)
+class RemoveQuery(Request):
+    force: bool = False
 
 
 @record(frozen=True)
@@ -364,7 +407,7 @@ class QueueInfo(ApiRecord):
 CREATE = Operation("POST", "/sandboxes", CreatedInfo, RUN, "runs", body=CreateRequest, once=True, status=201)
 SANDBOXES = Operation("GET", "/sandboxes", list[SandboxInfo], READ, "runs", by="runs", own=True)
 RUN_AGENT = Operation("POST", "/runs", TrajectoryInfo, RUN, "runs", body=RunAgentRequest, once=True, status=201)
-STOP = Operation("POST", "/trajectories/{ref}/stop", TrajectoryInfo, RUN, "runs", by="runs")
+STOP = Operation("POST", "/trajectories/{ref}/stop", TrajectoryInfo, RUN, "runs", query=StopQuery, by="runs")
 KEEP_ALIVE = Operation[None]("POST", "/keep_alive", None, RUN, "runs", body=KeepAliveRequest, by="runs")
 EVENTS = Operation[Any]("GET", "/trajectories/{ref}/events", LINES, READ, "runs")
 CONNECT = Operation[Any]("POST", "/trajectories/{ref}/ports/{port}", FRAMES, RUN, "runs", body=BYTES)
@@ -376,7 +419,7 @@ FORK = Operation("POST", "/snapshots/{ref}/fork", ForkInfo, RUN, "runs", body=Fo
 FORK_QUEUE = Operation[Any]("POST", "/snapshots/{ref}/fork_queue", LINES, RUN, "branching", body=ForkQueueRequest)
 TRAJECTORIES = Operation("GET", "/trajectories", list[TrajectoryInfo], READ, "trajectories", by="snapshots", own=True)
 TRAJECTORY = Operation("GET", "/trajectories/{ref}", TrajectoryInfo, READ, "trajectories", by="snapshots")
-REMOVE = Operation[None]("DELETE", "/trajectories/{ref}", None, RUN, "trajectories", by="runs")
+REMOVE = Operation[None]("DELETE", "/trajectories/{ref}", None, RUN, "trajectories", query=RemoveQuery, by="runs")
 OVERVIEW = Operation("GET", "/overview", list[OverviewInfo], READ, "trajectories", by="snapshots", own=True)
 RESUME = Operation("POST", "/trajectories/{ref}/resume", TrajectoryInfo, RUN, "history", body=ResumeRequest, by="runs")
 EDIT = Operation(

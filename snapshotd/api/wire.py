@@ -7,6 +7,8 @@ the daemon come from one package and a daemon that outlived an upgrade is better
 
 from __future__ import annotations
 
+import base64
+import binascii
 import os
 import re
 import struct
@@ -146,3 +148,17 @@ def check_ref(ref: str, what: str = "snapshot or trajectory") -> str:
             f"there is no {what} {ref!r}: ids, names and tags are letters, digits and ._- ; `snapshotd tree` shows them"
         )
     return ref
+
+
+def sandbox_path(path_b64: str) -> bytes:
+    """The bytes of a path, without leading slashes. UsageError for a text that cannot be a path."""
+    try:
+        path = base64.b64decode(path_b64, altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise UsageError(f"the path is not base64 ({exc}); encode the path's bytes") from exc
+    parts = [part for part in path.split(b"/") if part not in (b"", b".")]
+    if b"\0" in path or b".." in parts:
+        raise UsageError(
+            f"{os.fsdecode(path)!r} cannot be a path in a snapshot: it has a zero byte or `..`; write it from the sandbox's root"
+        )
+    return b"/".join(parts)

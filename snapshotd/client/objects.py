@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import shlex
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar, Unpack
 
 from snapshotd.api.commands import CommandOptions
+from snapshotd.api.storage import ExportOptions
+from snapshotd.api.trajectories import ForkOptions
 from snapshotd.client.client import Verbs
 from snapshotd.client.local.arguments import bytes_of, instance_of
 from snapshotd.client.outcomes import ExecResult, KeptOutput, argv_or_shell, exec_failure, input_of
@@ -28,7 +30,6 @@ from snapshotd.client.results import (
 from snapshotd.client.twofold import Twofold, attribute, class_verb, closing, stream, verb
 from snapshotd.client.verbs.base import Wait
 from snapshotd.client.verbs.commands import Stream, TextLines
-from snapshotd.client.verbs.sharing import Form as ExportForm
 from snapshotd.errors import Conflict, NotFound, UsageError
 
 ClientT = TypeVar("ClientT", bound=Verbs[Any])
@@ -225,23 +226,11 @@ class AnySnapshot(Object[ClientT, SandboxT, SnapshotT, CommandT]):
         return await self._verbs.apply(self.id, to, None if base is None else id_of(base), path, dry_run)
 
     @verb
-    async def fork(
-        self,
-        n: int = 1,
-        *,
-        args: Sequence[str] | None = None,
-        name: str | None = None,
-        resume: bool = False,
-        variants: Mapping[str, Mapping[str, Any]] | None = None,
-        wait: Wait = "captured",
-        idle_timeout: float | None = None,
-    ) -> list[SandboxT]:
+    async def fork(self, n: int = 1, *, wait: Wait = "captured", **options: Unpack[ForkOptions]) -> list[SandboxT]:
         """`n` running sandboxes that start from here, or one for each of `variants`; with `resume` the agent's program
         goes on in each. Each ends after `idle_timeout` seconds without a command (None: half an hour, 0: never); `exec`
         starts it again. As `Snapshotd.fork`."""
-        forked = await self._verbs.fork(
-            self.id, n, args=args, name=name, resume=resume, variants=variants, wait=wait, idle_timeout=idle_timeout
-        )
+        forked = await self._verbs.fork(self.id, n, wait=wait, **options)
         return [self._sandbox_of(item) for item in forked.trajectories]
 
     @verb
@@ -274,15 +263,12 @@ class AnySnapshot(Object[ClientT, SandboxT, SnapshotT, CommandT]):
         self,
         to: str | Path,
         *,
-        form: ExportForm = "bundle",
-        whole: bool = False,
         since: AnySnapshot[Any, Any, Any, Any] | str | None = None,
+        **options: Unpack[ExportOptions],
     ) -> ExportInfo:
         """Write it (with `whole`: its trajectory up to it) as one file: a `bundle` for `Snapshotd.import_bundle`, an
         `oci` image for `docker load`, or a plain `tar`. The file is there whole or not at all."""
-        return await self._verbs.export_file(
-            self.id, to, form=form, whole=whole, since=None if since is None else id_of(since)
-        )
+        return await self._verbs.export_file(self.id, to, since=None if since is None else id_of(since), **options)
 
     @verb
     async def exec(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, Unpack, cast, ove
 
 from snapshotd.api.commands import ExecOptions, ServiceOptions
 from snapshotd.api.history import PromoteOptions, RetryOptions, RewindOptions, RewindPreviewOptions
-from snapshotd.api.snapshots import LogOptions
-from snapshotd.api.trajectories import NetworkChange, SandboxOptions
+from snapshotd.api.snapshots import LogOptions, SnapshotOptions
+from snapshotd.api.trajectories import ForkOptions, NetworkChange, RemoveOptions, SandboxOptions, StopOptions
 from snapshotd.client.client import Snapshotd, Verbs
 from snapshotd.client.objects import (
     AnyCommand,
@@ -190,9 +190,11 @@ class AnySandbox(
         return opened
 
     @verb
-    async def snapshot(self, name: str | None = None, *, wait: Wait = "captured") -> SnapshotT:
+    async def snapshot(
+        self, name: str | None = None, *, wait: Wait = "captured", **options: Unpack[SnapshotOptions]
+    ) -> SnapshotT:
         """Take a snapshot as it is now, with `name` as its tag. As `Snapshotd.take_snapshot`."""
-        return self._snapshot_of(await self._verbs.take_snapshot(self.id, name, wait=wait))
+        return self._snapshot_of(await self._verbs.take_snapshot(self.id, name, wait=wait, **options))
 
     @verb
     async def snapshots(self, last: int | None = None, **options: Unpack[LogOptions]) -> list[SnapshotT]:
@@ -205,22 +207,10 @@ class AnySandbox(
         return self._snapshot_of(await self._verbs.snapshot(self.id))
 
     @verb
-    async def fork(
-        self,
-        n: int = 1,
-        *,
-        args: Sequence[str] | None = None,
-        name: str | None = None,
-        resume: bool = False,
-        variants: Mapping[str, Mapping[str, Any]] | None = None,
-        wait: Wait = "captured",
-        idle_timeout: float | None = None,
-    ) -> list[SandboxT]:
-        """`n` running sandboxes that start from the newest snapshot; this one runs on."""
+    async def fork(self, n: int = 1, *, wait: Wait = "captured", **options: Unpack[ForkOptions]) -> list[SandboxT]:
+        """`n` running sandboxes that start from the newest snapshot; this one runs on. As `Snapshotd.fork`."""
         head = (await self._verbs.snapshot(self.id)).id
-        forked = await self._verbs.fork(
-            head, n, args=args, name=name, resume=resume, variants=variants, wait=wait, idle_timeout=idle_timeout
-        )
+        forked = await self._verbs.fork(head, n, wait=wait, **options)
         return [self._sandbox_of(item) for item in forked.trajectories]
 
     @verb
@@ -295,9 +285,9 @@ class AnySandbox(
         return await self._verbs.compensate(self.id, calls)
 
     @verb
-    async def stop(self, *, discard: bool = False, wait: Wait = "captured") -> None:
+    async def stop(self, *, wait: Wait = "captured", **options: Unpack[StopOptions]) -> None:
         """Take a last snapshot if anything changed (with `discard`: none) and end the container. `exec` starts another."""
-        await self._verbs.stop(self.id, discard=discard, wait=wait)
+        await self._verbs.stop(self.id, wait=wait, **options)
 
     @verb
     async def network(self, **change: Unpack[NetworkChange]) -> NetworkInfo:
@@ -305,9 +295,9 @@ class AnySandbox(
         return await self._verbs.network(self.id, **change)
 
     @verb
-    async def remove(self, *, force: bool = False) -> None:
+    async def remove(self, **options: Unpack[RemoveOptions]) -> None:
         """Forget the trajectory with all its snapshots."""
-        await self._verbs.remove(self.id, force=force)
+        await self._verbs.remove(self.id, **options)
 
     async def __aenter__(self) -> Self:
         return self

@@ -6,7 +6,7 @@ import base64
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from snapshotd.api.history import RewindMode
 from snapshotd.catalog.base import CallFacts
@@ -186,10 +186,6 @@ class SandboxInfo:
     agent_running: bool
 
 
-ExportForm = Literal["bundle", "oci", "tar", "atif", "jsonl"]
-"""A bundle, an image, a plain tree; the last two hold what was said and done, and no files."""
-
-
 @dataclass(frozen=True, slots=True)
 class Effect:
     """An irreversible call that a rewind, fork or retry leaves behind: it cannot be taken back, at most compensated.
@@ -225,17 +221,6 @@ class FileEdit:
     path: bytes
     content: bytes | None
     mode: int | None = None
-
-
-@dataclass(frozen=True)
-class MergeRequest:
-    """The changes from `base` (None: the last snapshot that both go on from) to the snapshot `source`, below the directory
-    `path`. With `dry_run` nothing is merged."""
-
-    source: str
-    base: str | None = None
-    path: bytes = b"workspace"
-    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 
+from snapshotd.api.storage import PruneRequest
 from snapshotd.engine.storage.upkeep import Upkeep
 from snapshotd.errors import SnapshotdError
-from snapshotd.terms import PRUNE_GRACE_S
 from snapshotd.types import FOLDER, Trajectory
 
 _log = logging.getLogger(__name__)
@@ -32,9 +32,7 @@ class FolderExpiry:
     def _work(self) -> None:
         while True:
             try:
-                report = self._upkeep.prune(
-                    None, dry_run=False, grace_s=PRUNE_GRACE_S, progress=lambda _: None, only=_is_folder
-                )
+                report = self._upkeep.prune(PruneRequest(), lambda _: None, only=_is_folder)
                 if report.pruned:
                     _log.info("%d snapshots of users' folders gave up their files", len(report.pruned))
             except (SnapshotdError, OSError) as exc:

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from snapshotd.api.history import PromoteRequest, RewindRequest
-from snapshotd.engine.base import EditRequest, FileEdit, Forked, MergeRequest, Variant
+from snapshotd.api.history import MergeRequest, PromoteRequest, RewindRequest
+from snapshotd.api.trajectories import ForkRequest
+from snapshotd.engine.base import EditRequest, FileEdit, Forked, Variant
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import Conflict, SnapshotdError
 from snapshotd.types import ApprovalStatus, ExperimentID, RequestKey, SideEffect
@@ -38,7 +39,7 @@ def fork(engine: Engine, trajectory: str) -> Forked:
         return Forked(found[0].experiment or ExperimentID(""), found)
 
     with engine.requests.asking(RequestKey(trajectory, "the same", time.time_ns())) as asking:
-        return asking.once(lambda: engine.branching.fork(head, 2, args=None, name=None, variants=variants), recall)
+        return asking.once(lambda: engine.branching.fork(head, ForkRequest(n=2), variants), recall)
 
 
 def _ask(agent: Agent, gone: threading.Event, **more: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from snapshotd import failpoints
 from snapshotd.api.history import RewindRequest
+from snapshotd.api.trajectories import ForkRequest
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import Conflict
 from snapshotd.failpoints import EXIT_CODE
@@ -110,7 +111,7 @@ def test_an_edit_is_whole_or_not_there(bench: Bench, name: str) -> None:
 def test_a_promotion_or_merge_is_whole_or_not_there(bench: Bench, name: str, what: str) -> None:
     agent = mind_rig.agent(bench.engine)
     agent.tool("write", {}, "echo x > x")
-    branch = bench.engine.branching.fork(agent.id, 1, args=None, name="branch").trajectories[0].id
+    branch = bench.engine.branching.fork(agent.id, ForkRequest(name="branch")).trajectories[0].id
     Agent(bench.engine, branch).tool("write", {}, "echo y > y; rm x")
     before = [one.id for one in bench.engine.snapshots.log(agent.id)]
     second = bench.killed_at(name, what, agent.id)

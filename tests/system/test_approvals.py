@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from snapshotd.api.history import RewindRequest
+from snapshotd.api.trajectories import ForkRequest
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import Conflict, Denied, UsageError
 from snapshotd.types import Approval, ApprovalStatus, SideEffect
@@ -177,7 +178,7 @@ def test_it_does_not_cross_a_fork(agent: Agent, pool: ThreadPoolExecutor) -> Non
     cancelled.set()
     assert isinstance(begun.exception(WAIT_S), Conflict)
     agent.engine.approvals.approve(approval.id, by="ann")
-    (fork,) = agent.engine.branching.fork(approval.snapshot, 1, args=None, name=None).trajectories
+    (fork,) = agent.engine.branching.fork(approval.snapshot, ForkRequest()).trajectories
     forked = Agent(agent.engine, fork.id)
     begun = asked(pool, forked, {"to": "a"})
     (other,) = pending(forked)

@@ -17,6 +17,7 @@ import pytest
 
 from snapshotd.api.commands import CommandFields
 from snapshotd.api.history import RewindRequest
+from snapshotd.api.trajectories import ForkRequest, RemoveQuery
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.storage import evict
 from snapshotd.errors import InternalError
@@ -82,7 +83,7 @@ def cold(engine: Engine, stored: Snapshot) -> Iterator[Snapshot]:
     engine.storage.flush()
     for trajectory in engine.snapshots.trajectories():
         if trajectory.id != stored.trajectory:
-            engine.runs.remove(trajectory.id, force=True)
+            engine.runs.remove(trajectory.id, RemoveQuery(force=True))
 
 
 def _content(number: int) -> bytes:
@@ -104,7 +105,7 @@ def _read(engine: Engine, trajectory: str, number: int) -> bytes | None:
 
 
 def _fork(engine: Engine, snapshot: Snapshot) -> str:
-    return engine.branching.fork(snapshot.id, 1, args=None, name=None).trajectories[0].id
+    return engine.branching.fork(snapshot.id, ForkRequest()).trajectories[0].id
 
 
 def _lazy_pid(engine: Engine) -> int:
@@ -216,7 +217,7 @@ def test_what_came_back_and_went_again_is_forgotten(engine: Engine, cold: Snapsh
         wait_until(
             lambda: all(item.written.done() for item in engine.life._cold._rebuilt.values()), "the layer is written"
         )
-        engine.runs.remove(fork, force=True)
+        engine.runs.remove(fork, RemoveQuery(force=True))
         wait_until(
             lambda: engine.life._disposal.evict() == 0 and engine.life._context.store.sizes.total() == 0,
             "the layer is evicted again",
@@ -252,7 +253,7 @@ def test_a_restore_during_which_the_fuse_process_is_killed(engine: Engine, cold:
     assert {path.name: path.read_bytes() for path in (tmp_path / "to/data").iterdir()} == {
         str(n): _content(n) for n in range(FILES)
     }
-    engine.runs.remove(fork, force=True)
+    engine.runs.remove(fork, RemoveQuery(force=True))
 
 
 def test_a_restore_whose_own_process_is_killed(engine: Engine, cold: Snapshot, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from snapshotd.api.snapshots import LogQuery
+from snapshotd.api.trajectories import ForkRequest, RemoveQuery
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.storage import merging
@@ -93,16 +95,16 @@ def _write(agent: Agent, first: int, end: int) -> None:
 
 def _verbs(agent: Agent, first: Snapshot) -> dict[str, Work]:
     engine = agent.engine
-    newest = engine.snapshots.log(agent.id, NEIGHBOURS + 1)
+    newest = engine.snapshots.log(agent.id, LogQuery(NEIGHBOURS + 1))
     compared = [_work(engine, lambda a=a, b=b: list(engine.snapshots.diff(a.id, b.id))) for a, b in pairwise(newest)]  # type: ignore[misc]
     assert max(work.listed for work in compared) <= LISTED, "what was merged in between is not looked at"
 
     def fork() -> None:
-        (made,) = engine.branching.fork(newest[-1].id, 1, args=None, name=None).trajectories
-        engine.runs.remove(made.id, force=True)
+        (made,) = engine.branching.fork(newest[-1].id, ForkRequest()).trajectories
+        engine.runs.remove(made.id, RemoveQuery(force=True))
 
     return {
-        "log": _work(engine, lambda: engine.snapshots.log(agent.id, 50)),
+        "log": _work(engine, lambda: engine.snapshots.log(agent.id, LogQuery(50))),
         "show": _work(engine, lambda: engine.snapshots.get(newest[-1].id)),
         "show the first": _work(engine, lambda: engine.snapshots.get(first.id)),
         "fork": _work(engine, fork),
@@ -142,8 +144,8 @@ def test_merged_layers_may_be_forgotten(small_root: Path, monkeypatch: pytest.Mo
         assert len(engine.life._disposal._merger._level) == 12
         taken = engine.snapshots.log(agent.id)
         assert max(len(snapshot.stack.layers) for snapshot in taken) <= merging.MAX_DEPTH
-        (fork,) = engine.branching.fork(taken[60].id, 1, args=None, name=None).trajectories
-        engine.runs.remove(fork.id, force=True)
+        (fork,) = engine.branching.fork(taken[60].id, ForkRequest()).trajectories
+        engine.runs.remove(fork.id, RemoveQuery(force=True))
         engine.life._disposal.sweep()
         for number in (0, 59, 60, 119):
             path = f"workspace/d{number % FOLDERS}/f{number}".encode()

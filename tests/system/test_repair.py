@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from snapshotd.api.storage import CheckRequest
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.storage.archiver import ArchivedTree
 from snapshotd.engine.storage.merging import FAN_IN
@@ -94,7 +95,7 @@ def test_what_the_archive_cannot_store_costs_the_others_nothing(
     with pytest.raises(InternalError, match="cannot be stored"):
         engine.storage.flush()
     assert engine.snapshots.get(bad.id).state is SnapshotState.CAPTURED
-    assert not engine.storage.check(read_data=True, progress=lambda _: None).damages
+    assert not engine.storage.check(CheckRequest(read_data=True), lambda _: None).damages
     poisonous.clear()
     engine.life._archive.retry()
     engine.storage.flush()
@@ -113,9 +114,9 @@ def test_a_damaged_image_is_stored_again_from_its_directory(engine: Engine) -> N
     data[len(data) // 2] ^= 1
     pack.chmod(0o600)
     pack.write_bytes(data)
-    assert engine.storage.check(read_data=True, progress=lambda _: None).damages
+    assert engine.storage.check(CheckRequest(read_data=True), lambda _: None).damages
     assert "image default was stored again from its directory" in engine.storage.repair(lambda _: None).actions
-    assert not engine.storage.check(read_data=True, progress=lambda _: None).damages
+    assert not engine.storage.check(CheckRequest(read_data=True), lambda _: None).damages
     assert engine.snapshots.get(taken.id).state is SnapshotState.STORED
 
 

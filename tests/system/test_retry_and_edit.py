@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from snapshotd.api.history import RetryRequest, RewindRequest
+from snapshotd.api.storage import CheckRequest
+from snapshotd.api.trajectories import ForkRequest
 from snapshotd.engine.base import EditRequest, FileEdit
 from snapshotd.engine.journal.replay import Kept, Replay
 from snapshotd.errors import Conflict, NotFound, UsageError
@@ -90,9 +92,9 @@ def test_the_layer_of_what_was_kept_is_part_of_the_snapshot(agent: Agent) -> Non
     agent.engine.storage.flush()
     stored = agent.engine.snapshots.get(snapshot.id)
     assert stored.tree is not None
-    (fork,) = agent.engine.branching.fork(snapshot.id, 1, args=None, name=None).trajectories
+    (fork,) = agent.engine.branching.fork(snapshot.id, ForkRequest()).trajectories
     assert Agent(agent.engine, fork.id).files() == {"y": "y\n"}
-    assert agent.engine.storage.check(read_data=True, progress=lambda _: None).damages == ()
+    assert agent.engine.storage.check(CheckRequest(read_data=True), lambda _: None).damages == ()
 
 
 @pytest.mark.parametrize(

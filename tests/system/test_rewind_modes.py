@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from snapshotd.api.history import RewindQuery, RewindRequest
+from snapshotd.api.trajectories import ForkRequest, RemoveQuery
 from snapshotd.catalog.tables.snapshots import SnapshotTable
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import Conflict, OutOfSpace, SandboxFailed
@@ -121,7 +122,7 @@ def test_the_mind_only_goes_where_it_has_been(engine: Engine, agent: Agent) -> N
             engine.branching.rewind(other.id, RewindRequest(one.id, mode=mode))  # type: ignore[arg-type]
     engine.branching.rewind(other.id, RewindRequest(one.id, mode="files"))
     assert other.files() == AT_ONE
-    (fork,) = engine.branching.fork(one.id, 1, args=None, name=None).trajectories
+    (fork,) = engine.branching.fork(one.id, ForkRequest()).trajectories
     forked = Agent(engine, fork.id)
     forked.tool("write", {}, "echo x > x")
     engine.branching.rewind(fork.id, RewindRequest(one.id))
@@ -207,10 +208,10 @@ def test_what_cannot_be_removed_goes_on_running(engine: Engine) -> None:
         sandbox = source.sandbox
         source.sh("echo three > file")
         with pytest.raises(Conflict, match="not stored yet"):
-            engine.runs.remove(source.id, force=True)
+            engine.runs.remove(source.id, RemoveQuery(force=True))
         assert not sandbox.closed
         assert source.sandbox is sandbox
         assert source.files()["file"] == "three\n"
     engine.storage.flush()
-    engine.runs.remove(source.id, force=True)
+    engine.runs.remove(source.id, RemoveQuery(force=True))
     assert other.files() == AT_ONE

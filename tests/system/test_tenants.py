@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.api.trajectories import CreateRequest
+from snapshotd.api.trajectories import CreateRequest, ForkRequest
 from snapshotd.catalog.base import as_tenant
 from snapshotd.engine.base import EditRequest
 from snapshotd.engine.engine import Engine
@@ -49,7 +49,7 @@ def test_forks_and_edits_stay_with_the_tenant(engine: Engine) -> None:
     agent = _begun(engine, "firm")
     head = agent.tool("write", {}, "echo 1 > one")
     _put(agent, 1)
-    (forked,) = engine.branching.fork(head.id, 1, args=None, name=None).trajectories
+    (forked,) = engine.branching.fork(head.id, ForkRequest()).trajectories
     edited = engine.branching.edit(head.id, EditRequest(env=(("OTHER", "x"),)))
     assert [_get(Agent(engine, made.id)) for made in (forked, edited)] == [1, 1]
     assert TENANT not in agent.sh("env")

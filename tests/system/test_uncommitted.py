@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from snapshotd.api.trajectories import RemoveQuery, StopQuery
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.tables.snapshots import SnapshotTable
 from snapshotd.engine.engine import Engine
@@ -62,7 +63,7 @@ def test_a_step_that_is_never_committed(engine: Engine, runtime: str, script: st
             engine.life._disposal.sweep()
         held = sum(store._held.values()) - sum(before.values())
         assert held <= 2, "each uncommitted step is held once, as a part of what the sandbox stands on"
-        engine.runs.remove(agent.id, force=True)
+        engine.runs.remove(agent.id, RemoveQuery(force=True))
     assert not store._held
     assert not _filled(engine)
 
@@ -94,7 +95,7 @@ def test_a_stop_without_room_says_how_to_end_without_a_last_snapshot(engine: Eng
         ):
             engine.runs.stop(agent.id)
         assert engine.snapshots.trajectory(agent.id).status is TrajectoryStatus.RUNNING
-        stopped = engine.runs.stop(agent.id, discard=True)
+        stopped = engine.runs.stop(agent.id, StopQuery(discard=True))
     assert (stopped.status, stopped.head) == (TrajectoryStatus.STOPPED, head.id)
     assert engine.life._sessions.find(agent.id) is None
 
@@ -109,7 +110,7 @@ def test_one_that_is_removed_while_it_is_stored_is_no_failure(engine: Engine, mo
         if snapshot.trajectory == gone.id and snapshot.trajectory in {
             one.id for one in engine.snapshots.trajectories()
         }:
-            engine.runs.remove(gone.id, force=True)
+            engine.runs.remove(gone.id, RemoveQuery(force=True))
         return encode(catalog, snapshot, image)
 
     monkeypatch.setattr(records, "encode_from", removed_first)

@@ -15,7 +15,6 @@ API = "the API says a value of the engine in its own forms: times as text, sizes
 CLIENT = "the client's users have the engine's words"
 SHARED = {
     "ExperimentRequest": API,
-    "MergeRequest": API,
     "ApprovalView": API,
     "CommandInfo": API,
     "DamagedOutput": API,

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from snapshotd.api import operations
 from snapshotd.api.commands import CommandOptions, TrialOptions
 from snapshotd.api.record import UNSET, Json
-from snapshotd.api.trajectories import ForkInfo, ForkQueueRequest, ForkRequest, QueuedFork, QueueInfo
+from snapshotd.api.trajectories import (
+    ForkInfo,
+    ForkOptions,
+    ForkQueueOptions,
+    ForkQueueRequest,
+    ForkRequest,
+    QueuedFork,
+    QueueInfo,
+)
 from snapshotd.api.wire import FORK_MAX, QUEUE_MAX, check_ref
 from snapshotd.client.local.arguments import check_count, check_seconds, local_path, refs_of, words_of
 from snapshotd.client.twofold import closing, verb
@@ -27,18 +35,7 @@ class ForkVerbs(VerbPart):
     """Part of `Snapshotd`."""
 
     @verb
-    async def fork(
-        self,
-        ref: str,
-        n: int = 1,
-        *,
-        args: Sequence[str] | None = None,
-        name: str | None = None,
-        resume: bool = False,
-        variants: Mapping[str, Mapping[str, Any]] | None = None,
-        wait: Wait = "captured",
-        idle_timeout: float | None = None,
-    ) -> ForkInfo:
+    async def fork(self, ref: str, n: int = 1, *, wait: Wait = "captured", **options: Unpack[ForkOptions]) -> ForkInfo:
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args` the
         program starts in each; `{index}` in an argument is the fork's number from 0. With `resume` it is replayed up to
         the snapshot (with `args`, if given) and goes on from there.
@@ -52,22 +49,10 @@ class ForkVerbs(VerbPart):
         `wait` covers the snapshot that they begin at and their snapshots so far. `idle_timeout`: as `create`; None: the
         daemon's default (half an hour). UsageError before anything starts."""
         check_count("n", n, 1, FORK_MAX)
-        check_seconds("idle_timeout", idle_timeout, zero=True)
-        children: Any = ()
-        if variants is not None:
-            if n != 1:
-                raise UsageError("a fork with variants has one child for each; leave the number out")
-            from snapshotd.client.branching.variants import variant_fields
-
-            children = variant_fields(variants)
-        body = ForkRequest(
-            n=n if variants is None else UNSET,
-            args=None if args is None else tuple(words_of("args", args)),
-            name=name,
-            resume=resume,
-            idle_timeout_s=idle_timeout,
-            variants=children,
-        )
+        fields = _fork_fields(options, FORK_MAX)
+        if "variants" in fields and n != 1:
+            raise UsageError("a fork with variants has one child for each; leave the number out")
+        body = ForkRequest(n=UNSET if "variants" in fields else n, **fields)
         forked = await self._transport.call(operations.FORK, ref, body=body)
         if wait == "stored":
             origins = {item.forked_from for item in forked.trajectories if item.forked_from is not None}
@@ -84,13 +69,8 @@ class ForkVerbs(VerbPart):
         ref: str,
         n: int = 1,
         *,
-        parallel: int | None = None,
-        keep_going: bool = False,
-        args: Sequence[str] | None = None,
-        name: str | None = None,
-        resume: bool = False,
-        variants: Mapping[str, Mapping[str, Any]] | None = None,
         on_child: Callable[[QueuedFork], object] = lambda _: None,
+        **options: Unpack[ForkQueueOptions],
     ) -> QueueInfo:
         """`n` (1..10,000) forks, `parallel` at once (None: as many as fit into the free memory): each runs its program
         to the end, then another begins. Returns when all have ended. `args`, `name`, `resume`, `variants`:
@@ -98,14 +78,7 @@ class ForkVerbs(VerbPart):
 
         When one does not start, those that did are removed, and its error is raised; with `keep_going` it carries the
         error, and the rest goes on. UsageError before anything starts."""
-        children: Any = ()
-        if variants is not None:
-            from snapshotd.client.branching.variants import variant_fields
-
-            children = variant_fields(variants, QUEUE_MAX)
-        body = ForkQueueRequest(
-            n, parallel, keep_going, None if args is None else tuple(words_of("args", args)), name, resume, children
-        )
+        body = ForkQueueRequest(n, **_fork_fields(options, QUEUE_MAX))
         async with closing(await self._transport.lines(*operations.FORK_QUEUE.at(ref), body=body)) as events:
             async for event in events:
                 if event["event"] == "result":
@@ -215,3 +188,18 @@ class ForkVerbs(VerbPart):
                     return tuple(map(ScoreInfo.from_json, event["rows"]))
                 on_run(ScoreInfo.from_json(event), ScoredRun.from_json(event["run"]))
         raise DaemonUnavailable("the daemon ended the scores without a result; repeat them")
+
+
+def _fork_fields(options: ForkOptions | ForkQueueOptions, most: int) -> dict[str, Any]:
+    """The fields of a fork that are given, by their names in its request. UsageError: there are no variants, or more than `most`."""
+    fields: dict[str, Any] = dict(options)
+    if fields.get("args") is not None:
+        fields["args"] = tuple(words_of("args", fields["args"]))
+    if "idle_timeout" in fields:
+        check_seconds("idle_timeout", fields["idle_timeout"], zero=True)
+        fields["idle_timeout_s"] = fields.pop("idle_timeout")
+    if (variants := fields.pop("variants", None)) is not None:
+        from snapshotd.client.branching.variants import variant_fields
+
+        fields["variants"] = variant_fields(variants, most)
+    return fields

@@ -16,6 +16,7 @@ from snapshotd.api.history import (
     FileFields,
     JournalInfo,
     MergeInfo,
+    MergeOptions,
     MergeRequest,
     MessageFields,
     PromoteOptions,
@@ -117,9 +118,7 @@ class HistoryVerbs(VerbPart):
         return await self._step(operations.PROMOTE, ref, PromoteRequest(**options), wait)
 
     @verb
-    async def merge(
-        self, source: str, into: str, *, base: str | None = None, path: str | bytes | None = None, dry_run: bool = False
-    ) -> MergeInfo:
+    async def merge(self, source: str, into: str, **options: Unpack[MergeOptions]) -> MergeInfo:
         """Bring what changed from `base` to the snapshot `source` (of a trajectory: its head) below the directory `path`
         (/workspace) to the head of the trajectory `into`, in one step that `undo` takes back; with `dry_run`, only say
         what that would be. `base` is the last snapshot that both go on from, unless given. The mind of `into` goes on.
@@ -127,8 +126,10 @@ class HistoryVerbs(VerbPart):
         Three-way, as `apply`: changes of `into` are kept, and with conflicts nothing is merged and the answer names
         them. UsageError (nothing in common, and no base), Conflict (something runs in `into`, or it changed meanwhile),
         Unsupported (there is no git, and texts are to be merged)."""
-        where = None if path is None else b64(sandbox_path(path))
-        body = MergeRequest(check_ref(source), None if base is None else check_ref(base), where, dry_run)
+        fields: dict[str, Any] = dict(options)
+        if (path := fields.pop("path", None)) is not None:
+            fields["path_b64"] = b64(sandbox_path(path))
+        body = MergeRequest(check_ref(source), **fields)
         return await self._transport.call(operations.MERGE, into, body=body)
 
     @verb

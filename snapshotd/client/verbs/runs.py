@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from snapshotd.api import operations
-from snapshotd.api.snapshots import SnapshotInfo, SnapshotRequest
+from snapshotd.api.snapshots import SnapshotInfo, SnapshotOptions, SnapshotRequest
 from snapshotd.api.trajectories import (
     CreateRequest,
     KeepAliveRequest,
@@ -16,8 +16,12 @@ from snapshotd.api.trajectories import (
     NetworkInfo,
     NetworkRequest,
     Provider,
+    RemoveOptions,
+    RemoveQuery,
     RunAgentRequest,
     SandboxOptions,
+    StopOptions,
+    StopQuery,
     TrajectoryInfo,
 )
 from snapshotd.client.following import Following
@@ -138,20 +142,20 @@ class RunVerbs(VerbPart):
 
     @verb
     async def take_snapshot(
-        self, ref: str, name: str | None = None, *, if_changed: bool = False, wait: Wait = "captured"
+        self, ref: str, name: str | None = None, *, wait: Wait = "captured", **options: Unpack[SnapshotOptions]
     ) -> SnapshotInfo:
         """Take a snapshot of a running sandbox as it is now, with `name` as its tag. Processes in it run on. With
         `if_changed`, the answer is the head if no file was written since; where processes were alive at the head, a
         snapshot may be taken all the same. Conflict: the trajectory does not run, its program is being replayed, or the
         name is taken."""
-        return await self._step(operations.TAKE_SNAPSHOT, ref, SnapshotRequest(name, if_changed), wait)
+        return await self._step(operations.TAKE_SNAPSHOT, ref, SnapshotRequest(name, **options), wait)
 
     @verb
-    async def stop(self, ref: str, *, discard: bool = False, wait: Wait = "captured") -> TrajectoryInfo:
+    async def stop(self, ref: str, *, wait: Wait = "captured", **options: Unpack[StopOptions]) -> TrajectoryInfo:
         """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running. With
         `discard` there is no last snapshot, and what changed since the head is lost. OutOfSpace: there is no room for the
         snapshot; the sandbox goes on."""
-        stopped = await self._transport.call(operations.STOP, ref, query={"discard": discard or None})
+        stopped = await self._transport.call(operations.STOP, ref, query=StopQuery(**options))
         if wait == "stored":
             await self.flush(stopped.id)
         return stopped
@@ -176,10 +180,10 @@ class RunVerbs(VerbPart):
         return await self._transport.call(operations.CHANGE_NETWORK, ref, body=body)
 
     @verb
-    async def remove(self, ref: str, *, force: bool = False) -> None:
+    async def remove(self, ref: str, **options: Unpack[RemoveOptions]) -> None:
         """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks;
         UsageError: `ref` is a tag or a snapshot."""
-        await self._transport.call(operations.REMOVE, ref, query={"force": force or None})
+        await self._transport.call(operations.REMOVE, ref, query=RemoveQuery(**options))
 
 
 def services_text(path: str | Path) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Unpack
 
 from snapshotd.api import operations
 from snapshotd.api.record import record
+from snapshotd.api.storage import ExportOptions, ExportQuery
 from snapshotd.api.wire import check_ref
 from snapshotd.client.bundles.sealing import Sealing, unseal
+from snapshotd.client.exchange import members_of
 from snapshotd.client.feeding import Readable
 from snapshotd.client.local.arguments import local_path
 from snapshotd.client.results import ExportInfo, ImportInfo
@@ -20,8 +22,6 @@ from snapshotd.errors import DaemonUnavailable, UsageError
 
 if TYPE_CHECKING:
     from snapshotd.client.client import Snapshotd
-
-Form = Literal["bundle", "oci", "tar", "atif", "jsonl"]
 
 
 @record(frozen=True)
@@ -38,13 +38,11 @@ def export_file(
     ref: str | Sequence[str],
     to: str | Path,
     *,
-    form: Form = "bundle",
-    whole: bool = False,
     since: str | None = None,
-    forks: bool = False,
     encrypt: str | Path | None = None,
     progress: Progress | None = None,
     moved: Callable[[int], object] | None = None,
+    **options: Unpack[ExportOptions],
 ) -> ExportInfo:
     """`export` into a local file, which is there whole or not at all: written as `to` + ".part" (mode 0600),
     flushed, then renamed to `to`, in place of an older one. `moved` hears how many bytes have been written so
@@ -53,9 +51,7 @@ def export_file(
 
     with part_file(local_path(to)) as write:
         counting = _Counting(write, moved)
-        warnings = client.export(
-            ref, counting.write, form=form, whole=whole, since=since, forks=forks, encrypt=encrypt, progress=progress
-        )
+        warnings = client.export(ref, counting.write, since=since, encrypt=encrypt, progress=progress, **options)
     return ExportInfo(counting.count, warnings)
 
 
@@ -154,12 +150,10 @@ class SharingVerbs(VerbPart):
         ref: str | Sequence[str],
         write: Callable[[bytes], object],
         *,
-        form: Form = "bundle",
-        whole: bool = False,
         since: str | None = None,
-        forks: bool = False,
         encrypt: str | Path | None = None,
         progress: Progress | None = None,
+        **options: Unpack[ExportOptions],
     ) -> tuple[str, ...]:
         """Write a snapshot (with `whole`: its trajectory up to it) as one file: a `bundle` for `import_bundle` (with
         `since`: only the snapshots after that one), an `oci` image for `docker load`, or the plain `tar`. Returns
@@ -176,29 +170,22 @@ class SharingVerbs(VerbPart):
         """
         if encrypt is not None:
             sealing = Sealing(encrypt, write)
-            warnings = await self.export(
-                ref, sealing.write, form=form, whole=whole, since=since, forks=forks, progress=progress
-            )
+            warnings = await self.export(ref, sealing.write, since=since, progress=progress, **options)
             sealing.end()
             return warnings
+        query = ExportQuery(since=since, **options)
         if not isinstance(ref, str):
-            if form not in ("atif", "jsonl") and len(ref) != 1:
+            if query.form not in ("atif", "jsonl") and len(ref) != 1:
                 raise UsageError(
-                    f"an export as {form} holds one snapshot, and {len(ref)} are named; export each of them"
+                    f"an export as {query.form} holds one snapshot, and {len(ref)} are named; export each of them"
                 )
             warned: list[str] = []
             for one in ref:
-                warned += await self.export(
-                    one, write, form=form, whole=whole, since=since, forks=forks, progress=progress
-                )
+                warned += await self.export(one, write, since=since, progress=progress, **options)
             return tuple(warned)
-        query = {
-            "form": form,
-            "whole": whole or None,
-            "since": None if since is None else check_ref(since),
-            "forks": forks or None,
-        }
-        async for item in await self._transport.frames(*operations.EXPORT.at(ref), query=query):
+        if since is not None:
+            check_ref(since)
+        async for item in await self._transport.frames(*operations.EXPORT.at(ref), query=members_of(query)):
             if isinstance(item, bytes):
                 write(item)
             elif item["event"] == "progress" and progress is not None:

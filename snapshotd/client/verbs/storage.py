@@ -12,6 +12,7 @@ from snapshotd.api.record import Request
 from snapshotd.api.service import StatsInfo, VersionInfo
 from snapshotd.api.storage import (
     CheckInfo,
+    CheckOptions,
     CheckRequest,
     EnsureImageRequest,
     ImageInfo,
@@ -19,6 +20,7 @@ from snapshotd.api.storage import (
     MountRequest,
     Policy,
     PruneInfo,
+    PruneOptions,
     PruneRequest,
     RepairInfo,
     UsageInfo,
@@ -29,7 +31,6 @@ from snapshotd.client.local.arguments import local_path
 from snapshotd.client.local.sizes import limit_fields
 from snapshotd.client.twofold import verb
 from snapshotd.client.verbs.base import Progress, VerbPart, result_of
-from snapshotd.terms import PRUNE_GRACE_S
 
 
 class StorageVerbs(VerbPart):
@@ -57,25 +58,20 @@ class StorageVerbs(VerbPart):
 
     @verb
     async def prune(
-        self,
-        policy: Policy | None = None,
-        *,
-        dry_run: bool = False,
-        grace_s: float = PRUNE_GRACE_S,
-        progress: Progress | None = None,
+        self, policy: Policy | None = None, *, progress: Progress | None = None, **options: Unpack[PruneOptions]
     ) -> PruneInfo:
-        """Give up the files of snapshots that no rule keeps, and collect objects that nothing refers to. `policy`
-        replaces the stored policies. Packs younger than `grace_s` stay as they are, until a later prune. Goes on when
-        this process goes away."""
-        body = PruneRequest(policy, dry_run, grace_s)
+        """Give up the files of snapshots that no rule keeps, and collect objects that nothing refers to; with
+        `dry_run`, only say what would go. `policy` replaces the stored policies. Packs younger than `grace_s` stay as
+        they are, until a later prune. Goes on when this process goes away."""
+        body = PruneRequest(policy, **options)
         done = await self._work(operations.PRUNE, body, progress, "the prune", "`snapshotd df` shows what there is")
         return PruneInfo.of(done["report"])
 
     @verb
-    async def check(self, *, read_data: bool = False, progress: Progress | None = None) -> CheckInfo:
+    async def check(self, *, progress: Progress | None = None, **options: Unpack[CheckOptions]) -> CheckInfo:
         """Verify the repository; with `read_data` also every object against its id. Damage is in the answer and not
         raised."""
-        body = CheckRequest(read_data)
+        body = CheckRequest(**options)
         done = await self._work(operations.CHECK, body, progress, "the check", "it changes nothing: repeat it")
         return CheckInfo.of(done["report"])
 

@@ -29,7 +29,7 @@ from snapshotd.api.history import (
 )
 from snapshotd.api.record import UNSET
 from snapshotd.api.snapshots import TagRequest
-from snapshotd.api.storage import ImageRequest
+from snapshotd.api.storage import ExportQuery, ImageRequest
 from snapshotd.api.trajectories import (
     ForkQueueRequest,
     ForkRequest,
@@ -40,7 +40,7 @@ from snapshotd.api.trajectories import (
     VariantFields,
 )
 from snapshotd.api.values import SearchRequest
-from snapshotd.api.wire import FILES_MAX_BYTES, check_ref
+from snapshotd.api.wire import FILES_MAX_BYTES, check_ref, sandbox_path
 from snapshotd.catalog.base import own_tenant, present_tenant
 from snapshotd.engine import base
 from snapshotd.engine.experiments import base as trials
@@ -107,6 +107,21 @@ def _(body: SearchRequest) -> None:
 @check.register(RewindQuery)
 def _(body: RewindRequest | RewindQuery) -> None:
     check_ref(body.to)
+
+
+@check.register
+def _(body: MergeRequest) -> None:
+    check_ref(body.source)
+    if body.base is not None:
+        check_ref(body.base)
+    if body.path_b64 is not None:
+        sandbox_path(body.path_b64)
+
+
+@check.register
+def _(body: ExportQuery) -> None:
+    if body.since is not None:
+        check_ref(body.since)
 
 
 @check.register
@@ -290,20 +305,6 @@ def _check_bytes(text: str, what: str) -> None:
 # -- paths and files ---------------------------------------------------------------------------------------------------
 
 
-def sandbox_path(path_b64: str) -> bytes:
-    """The bytes of a path, without leading slashes. UsageError for a text that cannot be a path."""
-    try:
-        path = base64.b64decode(path_b64, altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError) as exc:
-        raise UsageError(f"the path is not base64 ({exc}); encode the path's bytes") from exc
-    parts = [part for part in path.split(b"/") if part not in (b"", b".")]
-    if b"\0" in path or b".." in parts:
-        raise UsageError(
-            f"{os.fsdecode(path)!r} cannot be a path in a snapshot: it has a zero byte or `..`; write it from the sandbox's root"
-        )
-    return b"/".join(parts)
-
-
 def data_bytes(text: str, what: str, then: str) -> bytes:
     """The bytes that a base64 text stands for. UsageError calls it `what` and ends with `then`."""
     try:
@@ -320,11 +321,6 @@ def file_edit(item: FileFields) -> base.FileEdit:
         return base.FileEdit(path, None)
     content = data_bytes(item.content_b64, f"the content of {path!r}", "encode the file's bytes")
     return base.FileEdit(path, content, item.mode)
-
-
-def merge_request(body: MergeRequest) -> base.MergeRequest:
-    path = base.MergeRequest.path if body.path_b64 is None else sandbox_path(body.path_b64)
-    return base.MergeRequest(check_ref(body.source), body.base and check_ref(body.base), path, body.dry_run)
 
 
 # -- the mind ----------------------------------------------------------------------------------------------------------

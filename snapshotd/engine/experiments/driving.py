@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from snapshotd.api.trajectories import ForkRequest
 from snapshotd.at_once import at_once
 from snapshotd.catalog.base import ExperimentTable
 from snapshotd.engine.base import Event, ForkPlace, Variant
@@ -255,9 +256,8 @@ class Driver:
             part = ForkPlace(record.id, list(self._known).index(at), len(self._known))
             request = self._request
             variant = replace(next(one for one in request.variants if one.label == label), name=name)
-            (line,) = self._services.branching.fork(
-                record.snapshot, 1, args=request.args, name=None, resume=request.resume, variants=(variant,), part=part
-            ).trajectories
+            asked = ForkRequest(args=request.args, resume=request.resume)
+            (line,) = self._services.branching.fork(record.snapshot, asked, (variant,), part).trajectories
             return line
         if line.experiment != record.id and line.id != self._known[at].trajectory:
             raise name_taken(name)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from snapshotd.api.trajectories import ForkQueueRequest, QueuedFork, QueueInfo
+from snapshotd.api.trajectories import ForkQueueRequest, ForkRequest, QueuedFork, QueueInfo, RemoveQuery
 from snapshotd.at_once import at_once
 from snapshotd.engine import records
 from snapshotd.engine.base import ForkPlace, Variant
@@ -57,12 +57,9 @@ class _Queue:
         asked = self.request
         (made,) = self.services.branching.fork(
             self.source,
-            1,
-            args=asked.args,
-            name=asked.name,
-            resume=asked.resume,
-            variants=self.variants[index : index + 1],
-            part=ForkPlace(self.experiment, index, len(self.labels)),
+            ForkRequest(args=asked.args, name=asked.name, resume=asked.resume),
+            self.variants[index : index + 1],
+            ForkPlace(self.experiment, index, len(self.labels)),
         ).trajectories
         with self.lock:
             self.made.append(made.id)
@@ -81,7 +78,7 @@ class _Queue:
     def _remove(self, trajectory: TrajectoryID) -> None:
         """Remove a child. One that cannot be removed stays in the list of trajectories."""
         with contextlib.suppress(SnapshotdError):
-            self.services.runs.remove(trajectory, force=True)
+            self.services.runs.remove(trajectory, RemoveQuery(force=True))
 
 
 def fork_queue(

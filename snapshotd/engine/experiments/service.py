@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from snapshotd.api.experiments import Bisection, BisectRequest, CompareInfo, ScoreRequest, Tried
 from snapshotd.api.record import ApiRecord, Json, encode, encode_given, without_defaults
-from snapshotd.api.trajectories import CreateRequest, ForkQueueRequest, QueuedFork, QueueInfo, SandboxFields
+from snapshotd.api.trajectories import (
+    CreateRequest,
+    ForkQueueRequest,
+    QueuedFork,
+    QueueInfo,
+    RemoveQuery,
+    SandboxFields,
+)
 from snapshotd.api.wire import check_ref
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.base import Event, Variant
@@ -196,7 +203,7 @@ class ExperimentService:
             own = self._trajectories(record)  # some have begun meanwhile
             self._services.runs.check_removable(line.id for line in own)
             for line in own:
-                self._services.runs.remove(line.id, force=force)
+                self._services.runs.remove(line.id, RemoveQuery(force=force))
             self._table.remove(name)
             self._secrecy.forget(TrajectoryID(record.id))
 

@@ -13,7 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from snapshotd.engine.base import FileEdit, Merged, MergeRequest
+from snapshotd.api.history import MergeRequest
+from snapshotd.api.wire import sandbox_path
+from snapshotd.engine.base import FileEdit, Merged
 from snapshotd.engine.context import Context
 from snapshotd.engine.history.editing import write_file
 from snapshotd.engine.history.lineage import lineage
@@ -31,6 +33,7 @@ from snapshotd.trees.three_way import InTheWay, Item, MergePlan, Present, Side, 
 from snapshotd.trees.view import View, split
 from snapshotd.types import Kind, Snapshot, SnapshotID, Trajectory, short
 
+_WORKSPACE = b"workspace"
 Items: TypeAlias = Sequence[Item[Present]]
 
 
@@ -59,12 +62,13 @@ class Merging:
         request: MergeRequest,
         taken: Snapshot | None = None,
     ) -> Merged:
+        path = _WORKSPACE if request.path_b64 is None else sandbox_path(request.path_b64)
         find, pins = self._catalog.refs.find_snapshot, self._context.pins
         base_id = self._common(source, head_id) if request.base is None else find(request.base).id
         with pins.pinned(source) as theirs, pins.pinned(head_id) as head, pins.pinned(base_id) as base:
-            plan = self._plan(base, theirs, head, split(request.path))
+            plan = self._plan(base, theirs, head, split(path))
             if plan.items and not (plan.conflicts or request.dry_run or taken):
-                taken = self._write(into, base, theirs, head, from_root(plan.items, request.path))
+                taken = self._write(into, base, theirs, head, from_root(plan.items, path))
         told = tuple(plan.items), tuple(plan.conflicts), plan.same, tuple(plan.warnings)
         return Merged(theirs.id, head.id, base.id, request.dry_run, *told, taken)
 

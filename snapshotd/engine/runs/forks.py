@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
+from snapshotd.api.trajectories import ForkRequest
 from snapshotd.engine.base import EditRequest, Forked, ForkPlace, Variant
 from snapshotd.engine.context import Context
 from snapshotd.engine.journal.gateways import model_env
@@ -48,10 +49,9 @@ T = TypeVar("T")
 _PLACE = re.compile(r"\{(index|variant)\}")
 
 
-def children(
-    n: int, args: tuple[str, ...] | None, name: str | None, variants: tuple[Variant, ...], part: ForkPlace | None = None
-) -> tuple[Variant, ...]:
+def children(request: ForkRequest, variants: tuple[Variant, ...], part: ForkPlace | None = None) -> tuple[Variant, ...]:
     """Each child of a fork with its own name, arguments and environment. UsageError: see `BranchingService.fork`."""
+    n, args, name = request.count, request.args, request.name
     if variants and n != len(variants):
         raise UsageError(
             f"{number_of(n, 'fork')} cannot have {number_of(len(variants), 'variant')}: each variant is one fork"
@@ -138,7 +138,7 @@ class Forks:
     def fork_one(self, source: Snapshot, name: str | None, announce: Announce) -> Trajectory:
         """Make one fork. UsageError: a malformed name. Other errors: as `fork`."""
         check_name(name)
-        one = children(1, None, name, ())
+        one = children(ForkRequest(name=name), ())
         owner, place = self._catalog.trajectories.get(source.trajectory), ForkPlace(ExperimentID(new_id()), 0, 1)
         (child,) = self._launch(source, one, [self._record(owner, source, place, 0, one[0])], None, announce)
         with self._all_or_none([child]):
@@ -148,16 +148,16 @@ class Forks:
     def fork(
         self,
         source: Snapshot,
+        request: ForkRequest,
         forked: tuple[Variant, ...],
         changes: Changes,
         *,
-        resume: bool = False,
-        idle_timeout_s: float | None = None,
         part: ForkPlace | None = None,
-        request: RequestKey | None = None,
+        key: RequestKey | None = None,
     ) -> Forked:
-        """See `BranchingService.fork`. `source` is pinned by the caller, `forked` comes from `children`. `request`: the client's,
-        if the forks are what it asks for."""
+        """See `BranchingService.fork`. `source` is pinned by the caller, `forked` comes from `children`. `key`: of the client's
+        request, if the forks are what it asks for."""
+        resume = request.resume
         owner = self._catalog.trajectories.get(source.trajectory)
         resumption = self.resumption(owner, source) if resume else None
         place = part or ForkPlace(ExperimentID(new_id()), 0, len(forked))
@@ -176,14 +176,14 @@ class Forks:
             records = [replace(record, began=resumption.began.id) for record in records]
         # children that need no change are complete when they are recorded
         with changes.making() if edits else nullcontext(lambda _: None) as announce:
-            made = self._launch(source, forked, records, resumption, announce, None if edits else request)
+            made = self._launch(source, forked, records, resumption, announce, None if edits else key)
             with self._all_or_none(made):
                 for child in made:
-                    self._adopt(child, resumption, idle_timeout_s)
+                    self._adopt(child, resumption, request.idle_timeout_s)
                 for child in made:
                     self._change(source, child, changes, resume=resume)
                 if edits:  # only now: after a crash before, the next start removes the forks
-                    self._catalog.requests.add(request, [child.record.id for child in made])
+                    self._catalog.requests.add(key, [child.record.id for child in made])
         with self._all_or_none(made):
             warnings = [] if resume else self._start_services(made)
             for child in made:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from snapshotd.api.snapshots import SnapshotRequest
 from snapshotd.engine import requests
 from snapshotd.engine.context import Context
 from snapshotd.engine.runs.launch import is_alive
@@ -17,23 +18,18 @@ _MOST_CALLS = 16
 
 
 def take_snapshot(
-    context: Context,
-    sessions: Sessions,
-    listener: StepListener,
-    trajectory: Trajectory,
-    name: str | None,
-    *,
-    if_changed: bool,
+    context: Context, sessions: Sessions, listener: StepListener, trajectory: Trajectory, request: SnapshotRequest
 ) -> Snapshot:
     """See `RunService.take_snapshot`. `listener` is told of the step."""
-    if name is not None and if_changed:
+    name = request.name
+    if name is not None and request.if_changed:
         raise UsageError("a snapshot with a name is taken in any case; leave out the name, or `if_changed`")
     sandbox = sessions.find(trajectory.id)
     if sandbox is None or not is_alive(sandbox):
         raise _not_running(trajectory)
     sessions.check_place(sandbox)
     with sandbox.lock:
-        if if_changed and not sandbox.closed and not sandbox.root.changed:
+        if request.if_changed and not sandbox.closed and not sandbox.root.changed:
             return context.catalog.snapshots.get(sandbox.head)
         told: dict[str, Any] = {} if name is None else {"name": name}
         during = sessions.open_calls(sandbox)

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from snapshotd.api.history import PromoteRequest, RetryRequest, RewindQuery, RewindRequest
+from snapshotd.api.history import MergeRequest, PromoteRequest, RetryRequest, RewindQuery, RewindRequest
+from snapshotd.api.trajectories import ForkRequest
 from snapshotd.api.wire import check_ref
-from snapshotd.engine.base import (
-    ITSELF,
-    EditRequest,
-    Effect,
-    Forked,
-    ForkPlace,
-    Merged,
-    MergeRequest,
-    Opener,
-    RewindPreview,
-    Variant,
-)
+from snapshotd.engine.base import ITSELF, EditRequest, Effect, Forked, ForkPlace, Merged, Opener, RewindPreview, Variant
 from snapshotd.engine.context import Context
 from snapshotd.engine.folders.rewinding.rewinds import FolderRewinds
 from snapshotd.engine.history.editing import Editing
@@ -65,42 +55,25 @@ class BranchingService:
         self._editing = Editing(context, sessions, self._rewinding, forks.fork_one, forget, listener)
 
     def fork(
-        self,
-        ref: str,
-        n: int,
-        *,
-        args: tuple[str, ...] | None,
-        name: str | None,
-        resume: bool = False,
-        variants: tuple[Variant, ...] = (),
-        idle_timeout_s: float | None = None,
-        part: ForkPlace | None = None,
+        self, ref: str, request: ForkRequest, variants: tuple[Variant, ...] = (), part: ForkPlace | None = None
     ) -> Forked:
-        """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args`, the
+        """New trajectories (1..256) from one snapshot, each with a running sandbox, all or none. With `args`, the
         trajectory's program (or, where it has none, `args` as a command) is started in each; `{index}` in an argument
         is the fork's number from 0. With `resume` the program (with `args`, if given) is replayed up to the snapshot
         and goes on from there; if it leaves the recorded path, it goes on live from the last snapshot that matched.
-        With `variants` there is one child for each, and `n` is their number. Several children are called NAME-0,
+        With `variants`, those of the request, there is one child for each. Several children are called NAME-0,
         NAME-1, ..., or by the labels of their variants, unless `{index}` or `{variant}` in the name tells them apart.
-        `idle_timeout_s`: as in `ForkRequest`; None: the daemon's default. `part`: these are some of more children.
+        `part`: these are some of more children.
         With `resume`, the program of a child with an `edit` may not leave the recorded path before the snapshot: its run
         is interrupted then, as one that `resume` starts. UsageError: there is no program to resume, two variants have
         one label or name, an edit cannot be made, or a model is named where there is no gateway."""
-        if not 1 <= n <= MAX_FORKS:
-            raise UsageError(f"cannot fork {n} times: the number must be from 1 to {MAX_FORKS}")
-        forked = children(n, args, name, variants, part)
+        if not 1 <= request.count <= MAX_FORKS:
+            raise UsageError(f"cannot fork {request.count} times: the number must be from 1 to {MAX_FORKS}")
+        forked = children(request, variants, part)
         for one in forked:
             check_name(one.name)
         with self._context.pins.pinned(self._catalog.refs.find_snapshot(ref).id) as source:
-            return self._forks.fork(
-                source,
-                forked,
-                self._editing,
-                resume=resume,
-                idle_timeout_s=idle_timeout_s,
-                part=part,
-                request=present(),
-            )
+            return self._forks.fork(source, request, forked, self._editing, part=part, key=present())
 
     def rewind(self, ref: str, request: RewindRequest, *, opener: Opener = ITSELF) -> Snapshot:
         """Go back to an older snapshot, in place; recorded as a new snapshot, and `undo` takes it back.

@@ -13,7 +13,8 @@ from typing import Annotated, Literal
 from snapshotd.api.commands import BackgroundRequest, CommandFields, ExecRequest
 from snapshotd.api.history import DecisionFields
 from snapshotd.api.record import Bounds
-from snapshotd.api.trajectories import CreateRequest, NetworkInfo, RunAgentRequest
+from snapshotd.api.snapshots import SnapshotRequest
+from snapshotd.api.trajectories import CreateRequest, NetworkInfo, RemoveQuery, RunAgentRequest, StopQuery
 from snapshotd.engine.base import CommandInfo, Connection, Event, ExecResult, OutputSink, SandboxInfo
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
@@ -208,7 +209,7 @@ class RunService:
         Conflict: it has ended, or its input has."""
         return self._sessions.commands.known.write(self._trajectory(ref), command, data, end=end)
 
-    def take_snapshot(self, ref: str, *, name: str | None = None, if_changed: bool = False) -> Snapshot:
+    def take_snapshot(self, ref: str, request: SnapshotRequest) -> Snapshot:
         """Take a snapshot of a running sandbox as it is now. Processes in it run on. `Conflict`: it does not run, its
         program is being replayed, or the name is taken.
 
@@ -218,10 +219,8 @@ class RunService:
         something was alive at the head, one may be taken all the same. UsageError: `name` and `if_changed` exclude each
         other."""
         trajectory = self._catalog.refs.find_trajectory(ref)
-        taken = snapshot_now.take_snapshot(
-            self._context, self._sessions, self._background.submit, trajectory, name, if_changed=if_changed
-        )
-        if name is not None:
+        taken = snapshot_now.take_snapshot(self._context, self._sessions, self._background.submit, trajectory, request)
+        if request.name is not None:
             self._archive.save_tags_soon()
         return taken
 
@@ -270,12 +269,12 @@ class RunService:
         A trajectory without a program has its calls decided, and nothing starts."""
         return self._resumes.resume(self._catalog.refs.find_trajectory(ref), decisions)
 
-    def stop(self, ref: str, *, discard: bool = False) -> Trajectory:
+    def stop(self, ref: str, query: StopQuery | None = None) -> Trajectory:
         """Take a last snapshot if anything changed and end the sandbox. `discard`: without one.
 
         Commands that `exec` runs in it are cut off. Not an error when it is not running. OutOfSpace: there is no room for
         the snapshot; the sandbox goes on."""
-        trajectory = self._catalog.refs.find_trajectory(ref)
+        trajectory, discard = self._catalog.refs.find_trajectory(ref), query is not None and query.discard
         if discard:
             reserve.adjust(self._context.state_dir)
         self._sessions.stop(trajectory, keep=not discard)
@@ -291,13 +290,13 @@ class RunService:
                 if sandbox is not None:
                     sandbox.use.keep_alive()
 
-    def remove(self, ref: str, *, force: bool = False) -> None:
+    def remove(self, ref: str, query: RemoveQuery | None = None) -> None:
         """Forget a trajectory and free what only it used. A tag or a snapshot is refused: it names one of them, not all.
 
         Conflict when it runs (unless `force`) or has forks; UsageError: `ref` is a tag or a snapshot."""
         trajectory = self._catalog.refs.find_trajectory(ref)
         self._check_whole(ref, trajectory)
-        if not force:
+        if query is None or not query.force:
             check_not_running(self._sessions.find(trajectory.id), trajectory)
         self._catalog.trajectories.check_removable(trajectory.id)  # before anything ends that would stay
         reserve.adjust(self._context.state_dir)

@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from snapshotd.api.storage import CheckInfo, Policy, PruneInfo, RepairInfo, UsageInfo
+from snapshotd.api.storage import (
+    CheckInfo,
+    CheckRequest,
+    ExportQuery,
+    Policy,
+    PruneInfo,
+    PruneRequest,
+    RepairInfo,
+    UsageInfo,
+)
 from snapshotd.engine import share
-from snapshotd.engine.base import ExportForm, Imported, ProgressSink
+from snapshotd.engine.base import Imported, ProgressSink
 from snapshotd.engine.context import Context
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.storage import evict, reserve, retention
@@ -51,20 +60,20 @@ class StorageService:
             )
         retention.set_policy(self._catalog, None if ref is None else self._catalog.refs.find_trajectory(ref).id, policy)
 
-    def prune(self, policy: Policy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink) -> PruneInfo:
-        """Give up the files of snapshots that no rule keeps, and collect objects that nothing refers to. `policy`
+    def prune(self, request: PruneRequest, progress: ProgressSink) -> PruneInfo:
+        """Give up the files of snapshots that no rule keeps, and collect objects that nothing refers to. A policy in the request
         replaces the stored policies. Packs younger than the grace period stay as they are. DataLoss: the repository is
         damaged; nothing was collected."""
         reserve.adjust(self._context.state_dir)
         try:
-            return self._upkeep.prune(policy, dry_run=dry_run, grace_s=grace_s, progress=progress)
+            return self._upkeep.prune(request, progress)
         finally:
             reserve.adjust(self._context.state_dir)
 
-    def check(self, *, read_data: bool, progress: ProgressSink) -> CheckInfo:
+    def check(self, request: CheckRequest, progress: ProgressSink) -> CheckInfo:
         """Verify index, packs, trees and the catalog's references; with `read_data` also every object against its id.
         Changes nothing."""
-        return self._upkeep.check(read_data=read_data, progress=progress)
+        return self._upkeep.check(request, progress)
 
     def repair(self, progress: ProgressSink) -> RepairInfo:
         """Rebuild the index and the catalog's rows from packs where they are damaged, store again the contents that
@@ -72,21 +81,14 @@ class StorageService:
         return self._upkeep.repair(progress)
 
     def export(
-        self,
-        ref: str,
-        *,
-        form: ExportForm,
-        whole: bool,
-        since: str | None,
-        forks: bool,
-        write: Callable[[bytes], object],
-        progress: ProgressSink,
+        self, ref: str, query: ExportQuery, *, write: Callable[[bytes], object], progress: ProgressSink
     ) -> tuple[str, ...]:
         """Write a snapshot (with `whole`: its trajectory up to it) as one file. `bundle` is for `import_bundle`; with
         `since` it holds only the snapshots after that one. `oci` is an image for `docker load`, `tar` the plain tree.
         `atif` and `jsonl` are the trajectory up to the snapshot, for evaluation and training (docs/agents/training.md); with
         `forks` all that were forked from it follow. Returns warnings (what the form cannot hold). UsageError for
         a combination that makes no sense."""
+        form, whole, since, forks = query.form, query.whole, query.since, query.forks
         if form == "atif" or form == "jsonl":
             if whole or since is not None:
                 raise UsageError(

@@ -14,7 +14,17 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 
 from snapshotd.api.forms import iso_time, path_text
-from snapshotd.api.storage import CheckInfo, DamageInfo, Policy, PrunedInfo, PruneInfo, RepairInfo, UsageInfo
+from snapshotd.api.storage import (
+    CheckInfo,
+    CheckRequest,
+    DamageInfo,
+    Policy,
+    PrunedInfo,
+    PruneInfo,
+    PruneRequest,
+    RepairInfo,
+    UsageInfo,
+)
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.base import ProgressSink
 from snapshotd.engine.context import Context
@@ -112,18 +122,13 @@ class Upkeep:
     # -- prune ---------------------------------------------------------------------------------------------------------
 
     def prune(
-        self,
-        policy: Policy | None,
-        *,
-        dry_run: bool,
-        grace_s: float,
-        progress: ProgressSink,
-        only: Callable[[Trajectory], bool] | None = None,
+        self, request: PruneRequest, progress: ProgressSink, *, only: Callable[[Trajectory], bool] | None = None
     ) -> PruneInfo:
         """See `StorageService.prune`. `only`: of these trajectories, by their own rules; it costs little when nothing goes."""
+        dry_run = request.dry_run
         with self._one_at_a_time:
             progress("deciding what goes")
-            decisions = self._decide(policy, only, progress)
+            decisions = self._decide(request.policy, only, progress)
             if only is not None and all(decision.keep for decision in decisions):
                 return PruneInfo(dry_run, (), len(decisions), 0, 0, self._context.repo.stored_bytes())
             with nullcontext() if dry_run else self._scope.turn():
@@ -131,7 +136,7 @@ class Upkeep:
                     decisions = self._record(decisions)
                 gone = [d for d in decisions if not d.keep]
                 progress("collecting what nothing refers to")
-                reclaimed = self._collect({d.snapshot.id for d in gone}, grace_s, progress, dry_run=dry_run)
+                reclaimed = self._collect({d.snapshot.id for d in gone}, request.grace_s, progress, dry_run=dry_run)
             lines = tuple(
                 PrunedInfo(s.id, s.trajectory, s.seq, iso_time(s.created_at_ns), reason)
                 for s, reason in ((d.snapshot, d.reason) for d in gone)
@@ -228,7 +233,7 @@ class Upkeep:
 
     # -- check and repair ----------------------------------------------------------------------------------------------
 
-    def check(self, *, read_data: bool, progress: ProgressSink) -> CheckInfo:
+    def check(self, request: CheckRequest, progress: ProgressSink) -> CheckInfo:
         """See `StorageService.check`."""
         self._scope.refresh()
         with self._one_at_a_time:
@@ -236,7 +241,9 @@ class Upkeep:
                 # Without readers: a failed start from a snapshot that is lost by now is one, and nothing could repair
                 # its tree.
                 result = self._archiver.check(
-                    self._find_roots(self._context.catalog, readers=False), read_data=read_data, progress=progress
+                    self._find_roots(self._context.catalog, readers=False),
+                    read_data=request.read_data,
+                    progress=progress,
                 )
             report = self._report(result)
         remedy = "`snapshotd daemon --rebuild-catalog` makes it again from the stored snapshots"

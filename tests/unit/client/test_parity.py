@@ -136,11 +136,16 @@ def test_the_clients_keywords_are_members_of_what_they_are_sent_in() -> None:
     found = {}
     for module in {sys.modules[one.__module__] for one in RECORDS.values()}:
         for name, keywords in vars(module).items():
-            if name.endswith("Options") and is_typeddict(keywords) and keywords.__module__ == module.__name__:
+            if (
+                name[0] != "_"
+                and name.endswith("Options")
+                and is_typeddict(keywords)
+                and keywords.__module__ == module.__name__
+            ):
                 stem = name.removesuffix("Options")
                 record = SENT_IN.get(name) or RECORDS.get(f"{stem}Request") or RECORDS[f"{stem}Query"]
                 members = {*types_of(record), *(types_of(LimitsRequest) if "limits" in types_of(record) else ())}
-                members = {one.removesuffix("_s").removesuffix("_bytes") for one in members}
+                members |= {one.removesuffix("_s").removesuffix("_bytes").removesuffix("_b64") for one in members}
                 found[name] = keywords.__annotations__.keys() - members
     assert {name: left for name, left in found.items() if left} == {}
     assert len(found) > 8

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.api.trajectories import CreateRequest
+from snapshotd.api.trajectories import CreateRequest, RemoveQuery
 from snapshotd.engine.base import Variant
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.experiments.base import Attendance, ExperimentRequest, Scorer
@@ -30,7 +30,7 @@ class _Removing:
             return self
         self.left -= 1
         if self.left == -1:
-            self._engine.runs.remove(self._doomed, force=True)
+            self._engine.runs.remove(self._doomed, RemoveQuery(force=True))
         services = (self._engine.snapshots, self._engine.journal)
         return next(getattr(one, name) for one in services if hasattr(one, name))
 

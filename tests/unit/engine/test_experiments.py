@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.api.trajectories import CreateRequest
+from snapshotd.api.trajectories import CreateRequest, ForkRequest, RemoveQuery
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.base import Forked, Variant
 from snapshotd.engine.engine import Engine
@@ -63,7 +63,7 @@ def bench(engine: Engine, tmp_path: Path) -> Iterator[Bench]:
 
 def test_trajectories_of_others_with_such_names_stay(bench: Bench) -> None:
     _, first = bench.engine.runs.create(CreateRequest(name="way.base", runtime="none"))
-    bench.engine.branching.fork(first.id, 1, args=None, name="way.a.0")
+    bench.engine.branching.fork(first.id, ForkRequest(name="way.a.0"))
     for name in ("way.base", "way.a.0"):
         bench.engine.runs.stop(name)
     info = bench.run(first.id, "a", "b")
@@ -129,12 +129,12 @@ def test_one_of_an_earlier_version_goes_on(bench: Bench, monkeypatch: pytest.Mon
 
 def test_nothing_is_removed_when_another_was_forked_from_a_branch(bench: Bench) -> None:
     bench.run(PLAIN, "a", "b", "c")
-    bench.engine.branching.fork("way.b.0", 1, args=None, name="child")
+    bench.engine.branching.fork("way.b.0", ForkRequest(name="child"))
     before = bench.names()
     with pytest.raises(Conflict, match="forked from it"):
         bench.experiments.remove("way", force=True)
     assert bench.names() == before == ["child", "way.a.0", "way.b.0", "way.base", "way.c.0"]
-    bench.engine.runs.remove("child", force=True)
+    bench.engine.runs.remove("child", RemoveQuery(force=True))
     bench.experiments.remove("way")
     assert bench.names() == []
 
@@ -178,7 +178,7 @@ def test_branches_that_begin_later_get_the_new_value(bench: Bench, monkeypatch: 
     fork = bench.engine.branching.fork
 
     def noting(*args: Any, **options: Any) -> Forked:
-        got.append(dict(options["variants"][0].secrets)["TOKEN"])
+        got.append(dict(args[2][0].secrets)["TOKEN"])
         begun.release()
         assert go_on.wait(60)
         return fork(*args, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from snapshotd.api.storage import PruneRequest
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.storage.upkeep import PruneScope
@@ -29,5 +30,5 @@ def test_segments_are_asked_for_after_the_references_that_need_them(engine: Engi
     upkeep = engine.storage._upkeep
     scope = Watched(engine.storage._catalog)
     upkeep.share(scope)
-    upkeep.prune(None, dry_run=False, grace_s=0, progress=lambda *_: None)
+    upkeep.prune(PruneRequest(grace_s=0), lambda *_: None)
     assert scope.asked == ["references", "segments"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import re
 from functools import partial
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 from fastapi import Path as PathParameter
 from fastapi import Query
@@ -14,10 +14,9 @@ from fastapi import Query
 from snapshotd.api.operation import Operation
 from snapshotd.api.operations import OPERATIONS
 from snapshotd.api.record import About, types_of
-from snapshotd.api.wire import BYTES
+from snapshotd.api.wire import BYTES, sandbox_path
 from snapshotd.catalog.base import present_tenant
 from snapshotd.daemon.http import streams
-from snapshotd.daemon.http.decoding import sandbox_path
 from snapshotd.daemon.http.routes.shared import (
     CommandRef,
     NamedDep,
@@ -58,7 +57,7 @@ def _register(operation: Operation[Any], by: str) -> None:
         parameter.name: name
         for name, record in (("body", operation.body), ("query", operation.query))
         for parameter in parameters
-        if record is not None and types[parameter.name] is record
+        if record is not None and record in (types[parameter.name], *get_args(types[parameter.name]))
     }
     if "query" in whole.values():
         taken.append(_argument("query", operation.query))

@@ -9,8 +9,8 @@ from fastapi import Query, Request
 from starlette.responses import Response
 
 from snapshotd.api import operations
+from snapshotd.api.wire import sandbox_path
 from snapshotd.daemon.http import streams
-from snapshotd.daemon.http.decoding import sandbox_path
 from snapshotd.daemon.http.encoding import event
 from snapshotd.daemon.http.routes.shared import Named, NamedDep, PathB64, Ref, Service, ServiceDep, handles, once
 from snapshotd.engine.base import Written

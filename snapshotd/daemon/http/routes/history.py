@@ -8,7 +8,7 @@ from starlette.responses import Response
 from snapshotd.api import operations
 from snapshotd.api.history import EditRequest, MergeRequest
 from snapshotd.daemon.http import streams
-from snapshotd.daemon.http.decoding import check_name, edit_request, merge_request
+from snapshotd.daemon.http.decoding import check_name, edit_request
 from snapshotd.daemon.http.routes.shared import NamedDep, Ref, ServiceDep, handles, once, once_unless_abandoned
 from snapshotd.engine.base import Merged
 from snapshotd.types import Trajectory
@@ -32,9 +32,9 @@ def merge(ref: Ref, body: MergeRequest, service: ServiceDep, named: NamedDep) ->
     """Bring what changed between two snapshots to the head of a trajectory: three-way, in one step, recorded as a new
     snapshot, and `undo` takes it back. With a conflict nothing is merged. `Conflict` if something runs in it, or its head
     changed meanwhile."""
-    asked, branching = merge_request(body), service.engine.branching
+    branching = service.engine.branching
     return once(
-        service, named, body, lambda: branching.merge(ref, asked), lambda made: branching.recall_merge(made[0], asked)
+        service, named, body, lambda: branching.merge(ref, body), lambda made: branching.recall_merge(made[0], body)
     )
 
 

@@ -176,15 +176,7 @@ async def fork(request: Request, ref: Ref, body: ForkRequest, service: ServiceDe
         service,
         named,
         body,
-        lambda: engine.branching.fork(
-            ref,
-            body.count,
-            args=body.args,
-            name=body.name,
-            resume=body.resume,
-            variants=variants,
-            idle_timeout_s=body.idle_timeout_s,
-        ),
+        lambda: engine.branching.fork(ref, body, variants),
         recall,
         lambda made: _stop(engine, *made.trajectories),
     )

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from snapshotd import types as t
 from snapshotd.api import operations
 from snapshotd.api.snapshots import RestoreRequest, TaggedInfo, TagRequest
-from snapshotd.api.wire import OUTPUT_MAX, check_ref
+from snapshotd.api.wire import OUTPUT_MAX, check_ref, sandbox_path
 from snapshotd.daemon.http import streams
-from snapshotd.daemon.http.decoding import absolute, check_name, sandbox_path
+from snapshotd.daemon.http.decoding import absolute, check_name
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.routes.shared import NamedDep, Ref, ServiceDep, handles, once
 from snapshotd.engine.base import LookedAt

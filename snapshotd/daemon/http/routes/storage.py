@@ -9,13 +9,12 @@ from fastapi import Query, Request
 from starlette.responses import Response
 
 from snapshotd.api import operations
-from snapshotd.api.storage import CheckRequest, MountRequest, Policy, PruneRequest
+from snapshotd.api.storage import CheckRequest, ExportQuery, MountRequest, Policy, PruneRequest
 from snapshotd.api.wire import check_ref
 from snapshotd.daemon.http import streams
 from snapshotd.daemon.http.decoding import absolute, check_name
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.routes.shared import Ref, ServiceDep, handles
-from snapshotd.engine.base import ExportForm
 from snapshotd.errors import Unsupported
 
 _Line = Annotated[str | None, Query(description="A trajectory, for its own policy; else the global one.")]
@@ -49,10 +48,7 @@ async def prune(body: PruneRequest, service: ServiceDep) -> Response:
 
     def produce(emit: streams.Emit) -> None:
         progress = streams.progress_lines(emit)
-        report = service.engine.storage.prune(
-            body.policy, dry_run=body.dry_run, grace_s=body.grace_s, progress=progress
-        )
-        streams.result(emit, "report", report)
+        streams.result(emit, "report", service.engine.storage.prune(body, progress))
 
     return await streams.ndjson(service.streams, produce)
 
@@ -65,7 +61,7 @@ async def check(body: CheckRequest, service: ServiceDep) -> Response:
         def progress(message: str) -> None:
             streams.require(emit({"event": "progress", "message": message}))
 
-        streams.result(emit, "report", service.engine.storage.check(read_data=body.read_data, progress=progress))
+        streams.result(emit, "report", service.engine.storage.check(body, progress))
 
     return await streams.ndjson(service.streams, produce)
 
@@ -85,24 +81,12 @@ async def repair(service: ServiceDep) -> Response:
     'endian), the content. Events: `{"event":"progress","message"}`, at last `{"event":"result","warnings"}` or '
     '`{"event":"error","error"}`.',
 )
-async def export(
-    ref: Ref,
-    service: ServiceDep,
-    form: Annotated[ExportForm, Query()] = "bundle",
-    whole: Annotated[bool, Query(description="The trajectory up to the snapshot.")] = False,
-    since: Annotated[str | None, Query(description="Only what came after this snapshot.")] = None,
-    forks: Annotated[bool, Query(description="Of atif and jsonl: the trajectories forked from it, too.")] = False,
-) -> Response:
+async def export(ref: Ref, query: ExportQuery, service: ServiceDep) -> Response:
     """A snapshot as one file: a bundle for `/import`, an image for `docker load`, or the plain tree. `atif` and `jsonl`:
     what was said and done up to it, one document or conversation a line."""
-    if since is not None:
-        check_ref(since)
 
     def produce(emit: streams.Emit, write: streams.Write) -> None:
-        progress = streams.progress_lines(emit)
-        warnings = service.engine.storage.export(
-            ref, form=form, whole=whole, since=since, forks=forks, write=write, progress=progress
-        )
+        warnings = service.engine.storage.export(ref, query, write=write, progress=streams.progress_lines(emit))
         streams.result(emit, "warnings", warnings)
 
     return await streams.frames(service.streams, produce)
