@@ -252,6 +252,16 @@ class CreateRequest(SandboxFields):
     """The sandbox ends, with a last snapshot, after so many seconds without a command; 0: never."""
 
 
+class RunOptions(SandboxOptions, total=False):
+    """The keywords by which the client takes a `RunAgentRequest`, besides `agent` and `detach`."""
+
+    args: Sequence[str]
+    command: Sequence[str]
+    user: str | None
+    reuse: bool
+    reuse_replies: bool
+
+
 @record(frozen=True)
 class RunAgentRequest(SandboxFields):
     """Either `agent` (a Python file, with `args`) or `command` (argv inside the sandbox)."""

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, Unpack, cast, ove
 from snapshotd.api.commands import ExecOptions, ServiceOptions
 from snapshotd.api.history import PromoteOptions, RetryOptions, RewindOptions, RewindPreviewOptions
 from snapshotd.api.snapshots import LogOptions, SnapshotOptions
-from snapshotd.api.trajectories import ForkOptions, NetworkChange, RemoveOptions, SandboxOptions, StopOptions
+from snapshotd.api.trajectories import (
+    ForkOptions,
+    NetworkChange,
+    RemoveOptions,
+    RunOptions,
+    SandboxOptions,
+    StopOptions,
+)
 from snapshotd.client.client import Snapshotd, Verbs
 from snapshotd.client.objects import (
     AnyCommand,
@@ -34,14 +41,9 @@ from snapshotd.client.verbs.ports import OnFailure, Port, PortT
 from snapshotd.errors import UsageError
 
 
-class RunOptions(SandboxOptions, total=False):
-    """The keywords of a run."""
+class SandboxRunOptions(RunOptions, total=False):
+    """The keywords of a run, also of one that is waited for."""
 
-    args: Sequence[str]
-    command: Sequence[str]
-    user: str | None
-    reuse: bool
-    reuse_replies: bool
     wait: Wait
 
 
@@ -85,7 +87,7 @@ class AnySandbox(
         on_stdout: Callable[[bytes], object] | None = None,
         on_stderr: Callable[[bytes], object] | None = None,
         client: ClientT | None = None,
-        **options: Unpack[RunOptions],
+        **options: Unpack[SandboxRunOptions],
     ) -> RunResult | SandboxT:
         """Run an agent file with `args`, or a `command`, to its end, as `wait`. With `detach` the answer is its sandbox
         at once. A run that is no longer waited for (an interrupt, an error in `on_stdout`) goes on. Further keywords are
@@ -356,7 +358,7 @@ class Sandbox(BlockingContext, AnySandbox[Snapshotd, "Sandbox", "Snapshot", "Com
             on_stdout: Callable[[bytes], object] | None = None,
             on_stderr: Callable[[bytes], object] | None = None,
             client: Snapshotd | None = None,
-            **options: Unpack[RunOptions],
+            **options: Unpack[SandboxRunOptions],
         ) -> RunResult: ...
         @overload
         @classmethod
@@ -366,7 +368,7 @@ class Sandbox(BlockingContext, AnySandbox[Snapshotd, "Sandbox", "Snapshot", "Com
             *,
             detach: Literal[True],
             client: Snapshotd | None = None,
-            **options: Unpack[RunOptions],
+            **options: Unpack[SandboxRunOptions],
         ) -> Sandbox: ...
         @classmethod
         def run(cls, *args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ from snapshotd.api.commands import ExecOptions, ServiceOptions
 from snapshotd.client.aio.client import AsyncSnapshotd
 from snapshotd.client.objects import AnyCommand, AnySnapshot, ClientForm
 from snapshotd.client.outcomes import ExecResult, RunResult
-from snapshotd.client.sandbox import AnySandbox, RunOptions
+from snapshotd.client.sandbox import AnySandbox, SandboxRunOptions
 from snapshotd.client.verbs.base import Wait
 from snapshotd.client.verbs.files import AsyncSandboxFiles, AsyncSnapshotFiles
 from snapshotd.client.verbs.ports import AsyncPort
@@ -44,7 +44,7 @@ class AsyncSandbox(AnySandbox[AsyncSnapshotd, "AsyncSandbox", "AsyncSnapshot", "
             on_stdout: Callable[[bytes], object] | None = None,
             on_stderr: Callable[[bytes], object] | None = None,
             client: AsyncSnapshotd | None = None,
-            **options: Unpack[RunOptions],
+            **options: Unpack[SandboxRunOptions],
         ) -> RunResult: ...
         @overload
         @classmethod
@@ -54,7 +54,7 @@ class AsyncSandbox(AnySandbox[AsyncSnapshotd, "AsyncSandbox", "AsyncSnapshot", "
             *,
             detach: Literal[True],
             client: AsyncSnapshotd | None = None,
-            **options: Unpack[RunOptions],
+            **options: Unpack[SandboxRunOptions],
         ) -> AsyncSandbox: ...
         @classmethod
         async def run(cls, *args: Any, **kwargs: Any) -> Any:

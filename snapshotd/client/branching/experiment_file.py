@@ -76,7 +76,7 @@ class Experiment:
         rule, source = self.score, self.source
         if not isinstance(source, str):
             place = {"workspace": Path(self.folder, source["workspace"])} if "workspace" in source else {}
-            source = sandbox_fields(**{**source, **place})
+            source = sandbox_fields({**source, **place})  # type: ignore[typeddict-item]  # the file was checked
         variants = {label: keywords(label, dict(table), self.folder) for label, table in self.variants.items()}
         return {
             "name": self.name,

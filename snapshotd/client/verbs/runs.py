@@ -19,6 +19,7 @@ from snapshotd.api.trajectories import (
     RemoveOptions,
     RemoveQuery,
     RunAgentRequest,
+    RunOptions,
     SandboxOptions,
     StopOptions,
     StopQuery,
@@ -50,7 +51,7 @@ class RunVerbs(VerbPart):
         seconds without a command (0: never). More keywords are those of `SandboxOptions`."""
         check_seconds("idle_timeout", idle_timeout, zero=True)
         self._note_isolation(sandbox)
-        body = CreateRequest(**sandbox_fields(**sandbox), idle_timeout_s=idle_timeout)
+        body = CreateRequest(**sandbox_fields(sandbox), idle_timeout_s=idle_timeout)
         self._check_paths(body)
         made = await self._transport.call(operations.CREATE, body=body)
         return made.trajectory, await self._wait_until(made.snapshot, wait)
@@ -60,14 +61,9 @@ class RunVerbs(VerbPart):
         self,
         *,
         agent: str | Path | None = None,
-        args: Sequence[str] = (),
-        command: Sequence[str] = (),
-        user: str | None = None,
         detach: bool = False,
-        reuse: bool = False,
-        reuse_replies: bool = False,
         wait: Wait = "captured",
-        **sandbox: Unpack[SandboxOptions],
+        **options: Unpack[RunOptions],
     ) -> TrajectoryInfo:
         """Start an agent file with `args`, or a `command`; `events` follows it. `user`: who runs it in
         the sandbox, as `USER[:GROUP]`; else root. `reuse`: its tool calls are answered from earlier runs that began in the
@@ -77,17 +73,8 @@ class RunVerbs(VerbPart):
         If this process goes away before the answer, the run is stopped again unless `detach`. `wait` is for the
         snapshots so far, the first at least; for the others, call `flush` when the run has finished.
         """
-        self._note_isolation(sandbox)
-        body = RunAgentRequest(
-            **sandbox_fields(**sandbox),
-            agent=absolute(agent, "agent"),
-            args=tuple(words_of("args", args)),
-            command=tuple(words_of("command", command)),
-            user=user,
-            detach=detach,
-            reuse=reuse,
-            reuse_replies=reuse_replies,
-        )
+        self._note_isolation(options)
+        body = RunAgentRequest(**sandbox_fields(options), agent=absolute(agent, "agent"), detach=detach)
         self._check_paths(body)
         started = await self._transport.call(operations.RUN_AGENT, body=body)
         if wait == "stored":
@@ -201,13 +188,15 @@ def services_text(path: str | Path) -> str:
     return text
 
 
-def sandbox_fields(**options: Unpack[SandboxOptions]) -> dict[str, Any]:
-    """The fields of a new sandbox that are given, by their names in `SandboxFields`. UsageError for text that is no amount."""
+def sandbox_fields(options: SandboxOptions) -> dict[str, Any]:
+    """The fields of a new sandbox, or of a run, that are given, by their names in its request. UsageError for text that is no
+    amount."""
     fields: dict[str, Any] = {name: value for name, value in options.items() if name not in LIMITS}
     fields |= {
         name: absolute(fields[name], name) for name in ("workspace", "requirements", "program") if name in fields
     }
     fields |= {name: texts_of(name, fields[name]) for name in ("env", "secrets") if name in fields}
+    fields |= {name: tuple(words_of(name, fields[name])) for name in ("args", "command") if name in fields}
     if "providers" in fields:
         fields["providers"] = tuple(instances_of("providers", fields["providers"], Provider))
     if fields.get("services") is not None:

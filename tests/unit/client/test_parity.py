@@ -14,7 +14,7 @@ from snapshotd.api.commands import ExecRequest
 from snapshotd.api.history import RewindQuery
 from snapshotd.api.operations import OPERATIONS
 from snapshotd.api.record import types_of
-from snapshotd.api.trajectories import CreateRequest, LimitsRequest
+from snapshotd.api.trajectories import CreateRequest, LimitsRequest, RunAgentRequest
 from snapshotd.cli.main import find_commands
 from snapshotd.client import AsyncSnapshotd, Snapshotd
 from tests.own_sources import texts, walk
@@ -91,6 +91,7 @@ SENT_IN = {
     "CommandOptions": ExecRequest,
     "LimitOptions": LimitsRequest,
     "RewindPreviewOptions": RewindQuery,
+    "RunOptions": RunAgentRequest,
     "SandboxOptions": CreateRequest,
     "TrialOptions": ExecRequest,
 }

@@ -20,7 +20,7 @@ import pytest
 
 from snapshotd import client
 from snapshotd.api.commands import ExecOptions
-from snapshotd.client.sandbox import AnySandbox, RunOptions
+from snapshotd.client.sandbox import AnySandbox, SandboxRunOptions
 from snapshotd.client.twofold import (
     Blocking,
     BlockingContext,
@@ -207,7 +207,7 @@ def test_every_class_of_the_client_is_there_in_both_forms() -> None:
 
 
 @pytest.mark.parametrize("file", ["sandbox.py", "aio/sandbox.py"])
-@pytest.mark.parametrize(("name", "options"), [("exec", ExecOptions), ("run", RunOptions)])
+@pytest.mark.parametrize(("name", "options"), [("exec", ExecOptions), ("run", SandboxRunOptions)])
 def test_overloads_have_the_keywords_of_their_verb(file: str, name: str, options: Any) -> None:
     """They stand in each form, since a descriptor cannot carry them."""
     tree = ast.parse((ROOT / "snapshotd" / "client" / file).read_text())
