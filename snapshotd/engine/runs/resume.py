@@ -42,9 +42,7 @@ class Resumes:
 
     def resume(self, trajectory: Trajectory, decisions: Sequence[DecisionFields]) -> Trajectory:
         """See `RunService.resume`."""
-        if trajectory.agent is None and not decisions:
-            raise _no_program(trajectory)  # another node's stays there
-        self._context.ownership.take_over(trajectory.id)
+        self._context.ownership.take_over(trajectory.id)  # what has no program, too: commands can run in it here then
         if trajectory.agent is None and decisions:  # its calls ran in commands
             self._settle(self._catalog.trajectories.get(trajectory.id), decisions)
             return self._catalog.trajectories.get(trajectory.id)
@@ -88,7 +86,9 @@ class Resumes:
     def _check(self, trajectory: Trajectory) -> None:
         name = short(trajectory.id)
         if trajectory.agent is None or trajectory.began is None:
-            raise _no_program(trajectory)
+            raise UsageError(
+                f"trajectory {name} has no program that could be resumed; run commands in it with `snapshotd exec {name}`"
+            )
         sandbox = self._sessions.find(trajectory.id)
         if sandbox is not None and sandbox.use.agent_running and not sandbox.closed:
             raise Conflict(f"the program of {name} is running; `snapshotd attach {name}` follows it")
@@ -121,13 +121,6 @@ class Resumes:
                 result = None if decision.result is UNSET else decision.result
                 ended = Ended(entry.id, CallStatus.DONE, time.time_ns(), result, details={"decided": decision.action})
             self._catalog.journal.end(trajectory.id, ended)
-
-
-def _no_program(trajectory: Trajectory) -> UsageError:
-    name = short(trajectory.id)
-    return UsageError(
-        f"trajectory {name} has no program that could be resumed; run commands in it with `snapshotd exec {name}`"
-    )
 
 
 def entries_upto(catalog: Catalog, head: Snapshot, began: SnapshotID | None) -> tuple[JournalEntry, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,6 @@ from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.live import LiveRecord, Survival
 from snapshotd.engine.sandbox.sandbox import SandboxUse, UnsavedMind
 from snapshotd.engine.sandbox.writer import TrajectoryWriter
-from snapshotd.errors import UsageError
 from snapshotd.types import CallStatus, Ended, SideEffect, Snapshot, Trajectory, TrajectoryStatus, new_id
 from tests.records import committed, fork, started
 
@@ -183,11 +181,3 @@ def test_a_fork_makes_calls_of_its_own(rig: Rig) -> None:
     rig.resume()
     call, key = rig.charge()
     assert key == call
-
-
-def test_what_has_no_program_is_not_taken_over(rig: Rig) -> None:
-    """It stays with the node that has it."""
-    resumes = Resumes(rig.context, MagicMock())
-    rig.context.ownership.take_over.side_effect = AssertionError("it is taken over")
-    with pytest.raises(UsageError, match="no program that could be resumed"):
-        resumes.resume(replace(rig.trajectory, agent=None), ())
