@@ -11,8 +11,8 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+from snapshotd.api.history import RewindMode
 from snapshotd.client.results import TrajectoryInfo
-from snapshotd.client.verbs.history import Mode
 from snapshotd.errors import Conflict, DataLoss, NotFound
 from tests.model.engine_oracle import Line, Mind, Script, Taken, Tree, changes
 
@@ -68,11 +68,11 @@ class Past:
         line.upper = set()
         return None
 
-    def _target_of(self, line: Line) -> tuple[Taken, Mode]:
+    def _target_of(self, line: Line) -> tuple[Taken, RewindMode]:
         """Conversations mostly go where they have been, and need no files there; files come from anywhere with the same
         image."""
         rng, world = self._machine.rng, self._world
-        mode: Mode = rng.choice(("files", "conversation", "both"))
+        mode: RewindMode = rng.choice(("files", "conversation", "both"))
         image = world.snapshots[line.head].image
         found = [
             item
@@ -83,7 +83,7 @@ class Past:
             found = [item for item in found if world.in_history(line, item)]
         return rng.choice(found), mode
 
-    def _after(self, line: Line, target: Taken, mode: Mode) -> tuple[Tree, Mind]:
+    def _after(self, line: Line, target: Taken, mode: RewindMode) -> tuple[Tree, Mind]:
         tree = line.tree if mode == "conversation" else target.tree
         return tree, self._world.snapshots[line.head].mind if mode == "files" else target.mind
 
@@ -100,7 +100,7 @@ class Past:
         if m.rng.random() < 0.3:
             m.looks.check_inside(line)
 
-    def _check_preview(self, line: Line, target: Taken, mode: Mode) -> None:
+    def _check_preview(self, line: Line, target: Taken, mode: RewindMode) -> None:
         shown = self._machine.patient(lambda: self._client.preview_rewind(line.id, target.id, mode=mode))
         head = self._world.snapshots[line.head]
         files = {(c.change, c.path[11:]) for c in shown.changes if c.path.startswith("/workspace/")}
