@@ -1,12 +1,14 @@
 """Servers on TCP share the socket that they listen on, the time that a request's head may take, the room for connections
-without a request, and uvicorn's settings. The daemon's own socket is daemon/server.py's."""
+without a request, and uvicorn's settings. The daemon's own socket is daemon/server.py's; it ends as these do."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
 import socket
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import h11
@@ -23,6 +25,8 @@ HEAD_S = 10.0
 IDLE_S = 360
 """Time for which a connection without a request stays open: longer than a client keeps one for its next request (E2B's:
 300 s), since a request that crosses the server's end of the connection is lost."""
+_ENDED_LOOK_S = 0.005
+"""Time between two looks whether the last connection of a server that ends has ended."""
 _BACKLOG = 1024
 _OPEN_FILES = 16384
 """Open files that a server asks the system for. Its connections take half of what it gets, at most."""
@@ -109,7 +113,49 @@ class BoundedProtocol(H11Protocol):
             self._deadline = None
 
 
-class HttpServer(uvicorn.Server):
+class PromptServer(uvicorn.Server):
+    """Ends when it is told to and the last answer is sent. uvicorn's own methods wake ten times a second to look whether
+    they are told, and wait for a tenth of a second, twice, while they end."""
+
+    _loop: asyncio.AbstractEventLoop | None = None
+    _told: asyncio.Event
+
+    def stop_soon(self) -> None:
+        """End `run` soon. From any thread; idempotent."""
+        self.should_exit = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(self._told.set)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self.stop_soon()
+
+    async def main_loop(self) -> None:
+        self._told = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        while not await self.on_tick(0):  # the date of answers is a second's
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await self._told.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listening in (*self.servers, *(sockets or ())):
+            listening.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                while (self.server_state.connections or self.server_state.tasks) and not self.force_exit:
+                    await asyncio.sleep(_ENDED_LOOK_S)
+        except TimeoutError:
+            for task in self.server_state.tasks:
+                task.cancel()
+        if not self.force_exit:
+            await self.lifespan.shutdown()
+
+
+class HttpServer(PromptServer):
     """Serves an application, and names neither itself nor what it was asked for."""
 
     def __init__(self, app: ASGIApp, *, on_stop: Callable[[], object] = bool, **settings: Any) -> None:
@@ -126,10 +172,6 @@ class HttpServer(uvicorn.Server):
         super().__init__(uvicorn.Config(app, **shared | settings))
         allow_files(_OPEN_FILES)
         self._on_stop = on_stop
-
-    def stop_soon(self) -> None:
-        """End `run` soon. From any thread; idempotent."""
-        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._on_stop()

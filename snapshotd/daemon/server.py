@@ -47,6 +47,7 @@ from snapshotd.engine.engine import Engine
 from snapshotd.errors import Conflict, NotPermitted, SnapshotdError, Unsupported, UsageError
 from snapshotd.kernel import memory, processes
 from snapshotd.kernel.syscalls import KEYCTL_JOIN_SESSION_KEYRING, call
+from snapshotd.serving import PromptServer
 
 log = logging.getLogger("snapshotd.daemon")
 
@@ -257,8 +258,8 @@ def _run(options: ServerOptions, engine: Engine, listener: socket.socket, remote
     return 1 if server.close_failed else 0
 
 
-class _Server(uvicorn.Server):
-    """uvicorn with our end of life: the engine closes between the last connection and the last answer."""
+class _Server(PromptServer):
+    """A server with our end of life: the engine closes between the last connection and the last answer."""
 
     def __init__(
         self,
@@ -279,7 +280,7 @@ class _Server(uvicorn.Server):
         if self.should_exit:
             log.warning("told twice to stop: leaving at once")
             os._exit(1)
-        self.should_exit = True
+        super().stop_soon()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -89,3 +90,26 @@ def test_a_body_behind_its_answer_is_not_waited_for(connect: Connect, monkeypatc
                 break
         else:
             pytest.fail("the connection is still open")
+
+
+def test_a_server_ends_when_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither at its next look nor after a pause: uvicorn sleeps for a tenth of a second each time."""
+    sleep, slept = asyncio.sleep, []
+
+    async def sleeping(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleeping)
+    with listen_on(0) as listener:
+        server = HttpServer(_app, lifespan="off", log_config=None)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        with socket.create_connection(listener.getsockname(), timeout=30) as one:
+            one.sendall(ASK)
+            assert b"200 OK" in _answer(one)
+            server.stop_soon()
+            thread.join()
+            assert one.recv(1) == b""
+    assert max(slept, default=0) < 0.1
+    server.stop_soon()  # it has ended
