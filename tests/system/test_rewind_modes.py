@@ -8,6 +8,7 @@ from snapshotd.api.history import RewindQuery, RewindRequest
 from snapshotd.api.trajectories import ForkRequest, RemoveQuery
 from snapshotd.catalog.tables.snapshots import SnapshotTable
 from snapshotd.engine.engine import Engine
+from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.errors import Conflict, OutOfSpace, SandboxFailed
 from snapshotd.types import CallStatus, SideEffect, Snapshot
 from tests import mind_rig
@@ -77,6 +78,15 @@ def test_steps_after_a_rewind_go_on_from_there(agent: Agent) -> None:
     with pytest.raises(Conflict, match="nothing to undo"):
         agent.engine.branching.undo(agent.id)
     assert agent.engine.snapshots.get(agent.id).id == third.id
+
+
+def test_a_refused_undo_starts_no_sandbox(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end would be one more snapshot."""
+    two_steps(agent)
+    agent.engine.runs.stop(agent.id)
+    monkeypatch.setattr(Sessions, "start_for_change", lambda *_: pytest.fail("a sandbox is started"))
+    with pytest.raises(Conflict, match="nothing to undo"):
+        agent.engine.branching.undo(agent.id)
 
 
 def test_what_was_not_yet_captured_is_kept_on_the_line_that_is_left(agent: Agent) -> None:

@@ -80,21 +80,28 @@ class Rewinding:
 
     def undo(self, trajectory: Trajectory) -> Snapshot:
         """See `BranchingService.undo`."""
+        self._find_undone(trajectory, self._catalog.trajectories.get(trajectory.id).head)  # nothing is started in vain
         with (
             self._sessions.start_for_change(trajectory) as sandbox,
             self.quieten(sandbox, "undo", end=False),  # their snapshots would be what it finds
         ):
-            last = self._catalog.snapshots.get(sandbox.head)
-            if last.trajectory != trajectory.id or last.parent is None or not is_marker(self._catalog, last, UNDOABLE):
-                raise Conflict(
-                    f"there is nothing to undo in {short(trajectory.id)}: its last snapshot {short(last.id)} is no rewind, "
-                    "promotion or merge; `snapshotd rewind` goes to any other"
-                )
+            last, parent = self._find_undone(trajectory, sandbox.head)
             self.settle(sandbox, mind=True)
-            with self._context.pins.pinned(last.parent) as before:
+            with self._context.pins.pinned(parent) as before:
                 return self.switch(
                     sandbox, marker("undo", {"of": last.id, "to": before.id}), files=before, follows=before
                 )
+
+    def _find_undone(self, trajectory: Trajectory, head: SnapshotID) -> tuple[Snapshot, SnapshotID]:
+        """The snapshot that `undo` takes back, and the one before it. Conflict: `head` is none of this trajectory's that can be
+        taken back."""
+        last = self._catalog.snapshots.get(head)
+        if last.trajectory != trajectory.id or last.parent is None or not is_marker(self._catalog, last, UNDOABLE):
+            raise Conflict(
+                f"there is nothing to undo in {short(trajectory.id)}: its last snapshot {short(last.id)} is no rewind, "
+                "promotion or merge; `snapshotd rewind` goes to any other"
+            )
+        return last, last.parent
 
     def preview(self, trajectory: Trajectory, to: Snapshot, query: RewindQuery) -> RewindPreview:
         """See `BranchingService.preview_rewind`."""
