@@ -203,8 +203,8 @@ class _TarIngest:
     # -- reaching a directory ------------------------------------------------------------------------------------------
 
     def _go(self, path: bytes, member: Member, *, make: bool = True) -> None:
-        """Hold the directory `path`; missing directories are made (0755, root's, as old as the member).
-        FileNotFoundError without `make`."""
+        """Open the directory `path` and those above it, as the present place. Missing directories are made (0755, root's, as
+        old as the member); without `make` they are a FileNotFoundError."""
         if path == self._at:
             return
         wanted, have = path.split(b"/") if path else [], self._at.split(b"/") if self._at else []

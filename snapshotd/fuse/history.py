@@ -146,5 +146,5 @@ def _to(snapshot: Snapshot) -> Link:
 
 
 def _place(snapshot: Snapshot, open_view: OpenView) -> TreePlace | None:
-    """None: not stored (yet), or given up."""
+    """The place of a snapshot's stored tree. None: it is not stored (yet), or was given up."""
     return None if snapshot.tree is None else TreePlace(snapshot.tree, partial(open_view, snapshot.tree))

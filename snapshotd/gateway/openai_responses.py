@@ -90,7 +90,8 @@ class OpenAIResponses(Dialect):
         return kind.endswith("_call") or kind in ("reasoning", "compaction", "mcp_list_tools", "mcp_approval_request")
 
     def calls(self, item: dict[str, Any]) -> Iterable[ModelCall]:
-        """Calls for the agent have a `call_id`; calls that the provider makes itself (web search, ...) have none."""
+        """The call in an item, if it is one for the agent: these have a `call_id`. Calls that the provider makes itself (web
+        search, ...) have none."""
         kind, call_id = _kind(item), text(item.get("call_id"))
         if not kind.endswith("_call") or call_id is None:
             return

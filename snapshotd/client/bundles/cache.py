@@ -203,7 +203,7 @@ def _entry(found: Any) -> _Entry | None:
 
 
 def _name(key: str) -> str:
-    """UsageError: it is empty, too long, or no text of UTF-8."""
+    """The name of a key's entry. UsageError: the key is empty, too long, or no text of UTF-8."""
     try:
         name = _PLAIN.sub(lambda found: b"_%02x" % found[0][0], key.encode()).decode()
     except UnicodeEncodeError as exc:
@@ -221,7 +221,7 @@ def _part_name(data: str, number: int) -> str:
 
 @contextmanager
 def open_cache(place: str | Path) -> Iterator[BundleCache]:
-    """The cache, with the errors of a medium as ours."""
+    """Open the cache at `place`. UsageError: its folder or bucket failed, also later within the block."""
     with BundleCache(place) as cache:
         try:
             yield cache

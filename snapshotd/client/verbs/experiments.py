@@ -31,8 +31,8 @@ class ExperimentVerbs(VerbPart):
     @verb
     async def create_experiment(self, experiment: str | Path | Experiment) -> ExperimentInfo:
         """Begin an experiment, described by a TOML file, and return. The daemon runs it until its branches have ended and
-        are scored, or a stop rule holds, also after a restart. With the description of one that was stopped it goes on
-        with that.
+        are scored, or a stop rule holds, also after a restart. With the description of an experiment
+        that was stopped, that experiment goes on.
 
         A branch that cannot be forked, goes over its budget, or has no score carries its error, and the rest goes on.
         UsageError, with the line: the description is wrong. LimitExceeded: its files are too large. Conflict: there is

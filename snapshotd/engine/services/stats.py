@@ -36,7 +36,7 @@ class StatsService:
         self._nodes = nodes
 
     def stats(self, most_trajectories: int) -> StatsInfo:
-        """All figures but those of requests, which the engine does not see. `most_trajectories`: so many have their disk use
+        """All figures but those of requests, which the engine does not see. `most_trajectories`: number of those whose disk use is
         told, the largest first."""
         return StatsInfo(
             measured_at=iso_time(time.time_ns()),

@@ -148,7 +148,7 @@ class Boxes:
             await self._put(dataclasses.replace(box, ends_at=time.time() + timeout_s))
 
     async def set_network(self, owner: str, sandbox: str, network: dict[str, Any]) -> None:
-        """Keep what a client wants its network to be; the daemon has it already."""
+        """Record the network that a client has chosen for a sandbox. The daemon has been told already."""
         async with self._lock(sandbox):
             await self._records.put(dataclasses.replace(await self.find(owner, sandbox), network=network))
 

@@ -239,7 +239,8 @@ class FleetIndex(FleetPlaces):
             self.keep_pack(row.id)
 
     def _merge_objects(self, segment: Segment, own: str) -> None:
-        """A collection chooses among the places of an object; otherwise the first place that a node knows stays."""
+        """Take in the places of a segment's objects. A collection chooses among the places of an object; otherwise the first
+        place that a node knows stays."""
         ids = [entry.id for entry in segment.objects]
         known = self.find_many(ids)
         with self.seeing_condemned():

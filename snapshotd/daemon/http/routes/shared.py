@@ -322,7 +322,7 @@ def once(service: Service, named: Named, body: object, make: Callable[[], T], re
 
 
 def step_once(service: Service, named: Named, body: object, make: Callable[[], Snapshot]) -> Snapshot:
-    """The same for what is answered with the snapshot of a step."""
+    """The answer to a request that takes a step, once, as `once`: the snapshot of the step."""
     return once(service, named, body, make, lambda made: service.engine.snapshots.get(made[0]))
 
 

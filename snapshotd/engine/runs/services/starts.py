@@ -74,7 +74,7 @@ class _Patience:
         self._until = math.inf if timeout_s is None else time.monotonic() + timeout_s
 
     def before(self, deadline: float) -> float:
-        """The earlier one of this deadline and the caller's own."""
+        """This deadline, or the caller's own if that is earlier."""
         return min(deadline, self._until)
 
     def check(self) -> None:
