@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.engine.host import integrations
+from tests.in_memory import disk_path, temporary_files_in_memory, tmp_path_factory  # noqa: F401 - fixtures
 from tests.unit.daemon.process import Daemon, start
 
 
@@ -46,7 +47,7 @@ def shared_daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
 
 
 @pytest.fixture(scope="session")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811 - the fixture
     """A folder for sandboxes to begin with."""
     made = tmp_path_factory.mktemp("workspace")
     (made / "a.txt").write_text("hello\n")
