@@ -42,7 +42,7 @@ class Resumes:
 
     def resume(self, trajectory: Trajectory, decisions: Sequence[DecisionFields]) -> Trajectory:
         """See `RunService.resume`."""
-        self._context.ownership.take_over(trajectory.id)  # what has no program, too: commands can run in it here then
+        self._context.ownership.take_over(trajectory.id)  # also one without a program, for its commands
         if trajectory.agent is None and decisions:  # its calls ran in commands
             self._settle(self._catalog.trajectories.get(trajectory.id), decisions)
             return self._catalog.trajectories.get(trajectory.id)
