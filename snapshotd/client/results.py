@@ -10,7 +10,7 @@ from snapshotd.api.find import *  # noqa: F403
 from snapshotd.api.history import *  # noqa: F403
 from snapshotd.api.history import AppliedInfo, ConflictInfo
 from snapshotd.api.record import record
-from snapshotd.api.service import *  # noqa: F403  # noqa: F403
+from snapshotd.api.service import *  # noqa: F403
 from snapshotd.api.snapshots import *  # noqa: F403
 from snapshotd.api.storage import *  # noqa: F403
 from snapshotd.api.trajectories import *  # noqa: F403
